@@ -1,0 +1,1 @@
+"""What a run writes and shows: checkpoints, the mask, progress."""

@@ -1,0 +1,1 @@
+"""The commands of cli.py other than `fit`, one module each."""

@@ -1,0 +1,1 @@
+"""From parquet shards to blocks in memory."""

@@ -1,0 +1,107 @@
+"""What flows from the data module to the learner. Both meet here and know nothing else of each other.
+
+Shape suffixes: N samples of a block, M samples of a step's batch, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """One ground set, resident in memory: the rows that one mask is learned for.
+
+    Attributes:
+        index: position of the block in the plan, from 0.
+        features_ND: float16 or float32 (N, D), as stored in the shards, not scaled.
+        inv_norm_N: float32 (N,), 1 / L2 norm of each row; features_ND * inv_norm_N[:, None] has unit rows.
+        quality_N: float32 (N,), the weighted sum of the quality columns, not scaled.
+        scaled_quality_N: float32 (N,), quality_N after `quality_scaling`; what the objective sees.
+        ids: pyarrow Array (N,), the id column in its exact type.
+        source_file_N: int32 (N,), index into the plan's file list.
+        source_row_N: int64 (N,), row number within that file, from 0.
+        num_dropped: rows of the block's share of the files that `on_bad_row: drop` left out.
+    """
+
+    index: int
+    features_ND: Tensor
+    inv_norm_N: Tensor
+    quality_N: Tensor
+    scaled_quality_N: Tensor
+    ids: pa.Array
+    source_file_N: Tensor
+    source_row_N: Tensor
+    num_dropped: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """N, the number of samples in the block."""
+        return self.features_ND.shape[0]
+
+    def to(self, device: torch.device | str, **kwargs: Any) -> Block:  # noqa: ANN401
+        """Returns the block with what the objective reads on `device`; ids and sources stay on the host."""
+        if self.features_ND.device == torch.device(device):
+            return self
+        return replace(
+            self,
+            features_ND=self.features_ND.to(device, **kwargs),
+            inv_norm_N=self.inv_norm_N.to(device, **kwargs),
+            scaled_quality_N=self.scaled_quality_N.to(device, **kwargs),
+        )
+
+
+@dataclass(frozen=True)
+class PartialBatch:
+    """What one step reads.
+
+    Attributes:
+        block: the block the step belongs to; stays where it is when the batch moves to a device.
+        step: step within the block, from 0.
+        num_slice_rows: rows to read at once where the step sees the whole block.
+        rows_M: int64 (M,), ascending rows of the block that the step may draw and update, or None for all of them.
+        features_MD: float32 (M, D), unit rows: the features of rows_M, or None where rows_M is None.
+        quality_M: float32 (M,), scaled quality of rows_M, or None where rows_M is None.
+    """
+
+    block: Block
+    step: int
+    num_slice_rows: int
+    rows_M: Tensor | None = None
+    features_MD: Tensor | None = None
+    quality_M: Tensor | None = None
+
+    def to(self, device: torch.device | str, **kwargs: Any) -> PartialBatch:  # noqa: ANN401
+        """Returns the batch with its own tensors on `device`."""
+        if self.rows_M is None or self.features_MD is None or self.quality_M is None:
+            return self
+        return replace(
+            self,
+            rows_M=self.rows_M.to(device, **kwargs),
+            features_MD=self.features_MD.to(device, **kwargs),
+            quality_M=self.quality_M.to(device, **kwargs),
+        )
+
+
+class BlockSource(Protocol):
+    """What the learner asks of a data module, so that neither imports the other."""
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """Number of samples of every block, in the order in which they are solved. Valid after `setup`."""
+
+    @property
+    def seed(self) -> int:
+        """Seed from which the slices, and the learner's rollouts, are drawn."""
+
+    @property
+    def plan_hash(self) -> str:
+        """SHA-256 hex digest of what decides which row is in which block, and of the columns read."""
+
+    def set_steps(self, *, num_steps: int, is_whole_block: bool) -> None:
+        """Says how many batches a block yields, and whether each is the whole block or a random part of it."""
