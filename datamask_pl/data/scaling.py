@@ -1,0 +1,69 @@
+"""Quality scores brought to a common scale within a block. Pure numpy.
+
+Shape suffix: N samples of a block.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+QualityScaling = Literal["rank", "minmax", "zscore", "none"]
+
+
+class ConstantQualityWarning(UserWarning):
+    """All samples of a block have the same quality, so that quality cannot tell them apart."""
+
+
+def scale_quality(quality_N: NDArray[np.float32], scaling: QualityScaling) -> NDArray[np.float32]:
+    """Quality on the scale that the objective sees.
+
+    Args:
+        quality_N: float32 (N,), finite, N at least 1.
+        scaling: one of
+
+            - `rank`: average rank of equal scores, from 0 for the lowest to 1 for the highest. Outliers cannot matter.
+            - `minmax`: linear, the lowest is 0 and the highest 1.
+            - `zscore`: mean 0 and standard deviation 1 over the block.
+            - `none`: as it is.
+
+    Returns:
+        float32 (N,). A constant quality gives zeros under every scaling but `none`; so does a single sample.
+
+    Raises:
+        ValueError: If the scaling is not one of the four.
+
+    Example:
+        >>> scale_quality(np.array([3.0, 9.0, 3.0], dtype=np.float32), "rank")
+        array([0.25, 1.  , 0.25], dtype=float32)
+    """
+    if scaling == "none":
+        return quality_N
+    if is_constant(quality_N):
+        return np.zeros_like(quality_N)
+    # float64: the range of a float32 column may be above the largest float32
+    values_N = quality_N.astype(np.float64)
+    if scaling == "rank":
+        scaled_N = _average_ranks(values_N) / (len(values_N) - 1)
+    elif scaling == "minmax":
+        scaled_N = (values_N - values_N.min()) / (values_N.max() - values_N.min())
+    elif scaling == "zscore":
+        scaled_N = (values_N - values_N.mean()) / values_N.std()
+    else:
+        raise ValueError(f"quality_scaling must be rank, minmax, zscore or none, got {scaling!r}.")
+    return scaled_N.astype(np.float32)
+
+
+def is_constant(quality_N: NDArray[np.float32]) -> bool:
+    """Whether all values are equal."""
+    return bool(quality_N.min() == quality_N.max())
+
+
+def _average_ranks(values_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 0; equal values share the mean of the ranks that they take up together."""
+    _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    last_ranks = np.cumsum(counts) - 1
+    average_ranks: NDArray[np.float64] = last_ranks - (counts - 1) / 2
+    return average_ranks[inverse_N]
