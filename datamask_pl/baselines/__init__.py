@@ -1,0 +1,1 @@
+"""The selections that a learned mask is compared with."""
