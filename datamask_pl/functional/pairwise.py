@@ -1,0 +1,54 @@
+"""Pairwise similarity: minus the mean cosine over the ordered pairs of a set, from the set's sum alone.
+
+sum over pairs i != j of x_i . x_j = |sum x_i|^2 - sum |x_i|^2, so one pass of n d products serves any number of pairs.
+
+Shapes: R masks, C samples of a slice, D features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mask_sums(features_CD: Tensor, weights_RC: Tensor) -> Tensor:
+    """A slice's part of sum_i w_i x_i for each mask: float (R, D)."""
+    return weights_RC.to(features_CD.dtype) @ features_CD
+
+
+def pairwise_value(sums_RD: Tensor, squared_norms_R: Tensor, *, num_selected: int) -> Tensor:
+    """Minus the mean cosine between different members of each set.
+
+    Args:
+        sums_RD: float64 (R, D), sum of the unit features kept, or sum p x for the expectation.
+        squared_norms_R: float64 (R,), sum of |x_i|^2 over the set, or sum p^2 |x_i|^2 for the expectation.
+        num_selected: k, the budget.
+
+    Returns:
+        float64 (R,), in [-1, 1 / (k - 1)]; 0 for a set of one.
+
+    Example:
+        >>> pairwise_value(torch.tensor([[1.0, 1.0]]).double(), torch.tensor([2.0]).double(), num_selected=2)
+        tensor([0.], dtype=torch.float64)
+    """
+    if num_selected == 1:
+        return torch.zeros_like(squared_norms_R)
+    return (squared_norms_R - sums_RD.square().sum(1)) / (num_selected * (num_selected - 1))
+
+
+def pairwise_gradient(features_CD: Tensor, p_C: Tensor, sum_D: Tensor, *, num_selected: int) -> Tensor:
+    """Marginal gain of each sample of a slice: -2 (x_i . s - p_i |x_i|^2) / (k (k - 1)), with s = sum p x.
+
+    Args:
+        features_CD: float (C, D), unit rows.
+        p_C: float64 (C,), inclusion probabilities.
+        sum_D: float64 (D,), sum of p x over the whole ground set.
+        num_selected: k, the budget.
+
+    Returns:
+        float64 (C,).
+    """
+    if num_selected == 1:
+        return torch.zeros_like(p_C)
+    others_C = (features_CD @ sum_D.to(features_CD.dtype)).double() - p_C * features_CD.square().sum(1).double()
+    return others_C * (-2.0 / (num_selected * (num_selected - 1)))

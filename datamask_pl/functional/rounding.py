@@ -1,0 +1,139 @@
+"""From logits to a mask of exactly the budget, and swaps that make it better.
+
+Shapes: N samples, R masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Samples looked at on either side of the threshold in a round.
+NUM_CANDIDATES = 512
+# Where no set of swaps is better, every exchange between this many on either side is tried.
+NUM_SINGLES = 4
+# Of two candidates on the same side with a higher cosine than this, only the better one is swapped in a round.
+MAX_COSINE = 0.4
+# Masks whose values are asked for in one call.
+MASKS_AT_ONCE = 16
+
+
+def top_k_mask(logits_N: Tensor, num_selected: int) -> Tensor:
+    """The samples with the largest logits; equal logits are taken in row order, on every device.
+
+    Args:
+        logits_N: float (N,), finite.
+        num_selected: the budget, in [1, N].
+
+    Returns:
+        bool (N,) with exactly `num_selected` True.
+
+    Example:
+        >>> top_k_mask(torch.tensor([1.0, 3.0, 1.0, 1.0]), 2)
+        tensor([ True,  True, False, False])
+    """
+    threshold = logits_N.kthvalue(logits_N.numel() - num_selected + 1).values
+    mask_N = logits_N > threshold
+    ties = (logits_N == threshold).nonzero().squeeze(1)
+    mask_N[ties[: num_selected - int(mask_N.sum())]] = True
+    return mask_N
+
+
+def polish(
+    mask_N: Tensor,
+    *,
+    values: Callable[[Tensor], Tensor],
+    gains: Callable[[Tensor], Tensor],
+    features: Callable[[Tensor], Tensor] | None = None,
+    max_rounds: int = 100,
+) -> tuple[Tensor, float]:
+    """Exchanges kept for left-out samples, one for one, as long as the objective rises.
+
+    A round pairs the left-out samples of largest gain with the kept ones of smallest gain, tries all pairs that promise
+    something together, then half of them, a quarter, and so on down to one, and takes the best. Gains are of single
+    samples, and two similar samples share theirs, so of similar candidates a round moves only the best. Where no set
+    of pairs is better it tries single exchanges, and ends when those fail too. The budget never changes, and the value
+    never falls.
+
+    Args:
+        mask_N: bool (N,), where to start.
+        values: masks bool (R, N) -> float64 (R,), the objective.
+        gains: mask bool (N,) -> float64 (N,), what keeping each sample adds: f(S + i) - f(S - i), or any proxy of it.
+        features: rows int64 (C,) -> float (C, D), by which similar candidates are told; None moves similar ones too.
+        max_rounds: rounds at most.
+
+    Returns:
+        The mask, bool (N,), and its value.
+    """
+    best_value = float(values(mask_N[None])[0])
+    for _ in range(max_rounds):
+        if bool(mask_N.all()):
+            break
+        gain_N = gains(mask_N)
+        outside, inside = (~mask_N).nonzero().squeeze(1), mask_N.nonzero().squeeze(1)
+        added = outside[gain_N[outside].argsort(descending=True, stable=True)[:NUM_CANDIDATES]]
+        removed = inside[gain_N[inside].argsort(stable=True)[:NUM_CANDIDATES]]
+        singles_RN = _single_swaps(mask_N, added[:NUM_SINGLES], removed[:NUM_SINGLES])
+        if features is not None:
+            added, removed = spread_out(added, features(added)), spread_out(removed, features(removed))
+        num_pairs = min(added.numel(), removed.numel())
+        added, removed = added[:num_pairs], removed[:num_pairs]
+        num_promising = int((gain_N[added] > gain_N[removed]).sum())
+        for trials_RN in (_joint_swaps(mask_N, added[:num_promising], removed[:num_promising]), singles_RN):
+            if trials_RN.shape[0] == 0:
+                continue
+            value_R = torch.cat([values(chunk_RN) for chunk_RN in torch.split(trials_RN, MASKS_AT_ONCE)])
+            winner = int(value_R.argmax())
+            if float(value_R[winner]) > best_value:
+                mask_N, best_value = trials_RN[winner], float(value_R[winner])
+                break
+        else:
+            break
+    return mask_N, best_value
+
+
+def spread_out(rows: Tensor, features_CD: Tensor) -> Tensor:
+    """Leaves out every row that is similar to an earlier one that stays.
+
+    Args:
+        rows: int64 (C,), best first.
+        features_CD: float (C, D), their features, of any length.
+
+    Returns:
+        int64 (at most C,), in the same order; any two have a cosine of at most MAX_COSINE.
+    """
+    unit_CD = torch.nn.functional.normalize(features_CD.float(), dim=1)
+    is_similar_CC = ((unit_CD @ unit_CD.T) > MAX_COSINE).cpu().numpy()
+    is_blocked_C = np.zeros(rows.numel(), dtype=bool)
+    kept = []
+    for index in range(rows.numel()):
+        if not is_blocked_C[index]:
+            kept.append(index)
+            is_blocked_C |= is_similar_CC[index]
+    return rows[torch.tensor(kept, dtype=torch.int64, device=rows.device)]
+
+
+def _joint_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
+    """Masks with all pairs exchanged, half of them, a quarter, ... and one: bool (R, N)."""
+    counts = []
+    count = added.numel()
+    while count:
+        counts.append(count)
+        count //= 2
+    trials_RN = mask_N.repeat(len(counts), 1)
+    for trial_N, count in zip(trials_RN, counts, strict=True):
+        trial_N[added[:count]] = True
+        trial_N[removed[:count]] = False
+    return trials_RN
+
+
+def _single_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
+    """Masks with one exchange each, every pair of the two lists: bool (R, N)."""
+    trials_RN = mask_N.repeat(added.numel() * removed.numel(), 1)
+    rows = torch.arange(trials_RN.shape[0], device=mask_N.device)
+    trials_RN[rows, added.repeat_interleave(removed.numel())] = True
+    trials_RN[rows, removed.repeat(added.numel())] = False
+    return trials_RN

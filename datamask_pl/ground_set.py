@@ -1,0 +1,139 @@
+"""What an objective is evaluated on: the samples of a block, or of one step's part of it.
+
+Shapes: N samples, C samples of a slice, D features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from datamask_pl.distributed import RankGroup
+from datamask_pl.functional.exact_sum import round_to_grid
+
+T = TypeVar("T")
+
+# Unit float32 features up to this size are kept beside the stored ones; above it each slice is converted when read.
+FLOAT32_COPY_BYTES = 256 * 2**20
+# At least this many slices where a block is large enough for it, so that up to as many ranks have work.
+MIN_SLICES = 8
+MIN_SLICE_ROWS = 1024
+
+
+class GroundSet:
+    """The samples among which a mask chooses, with what is derived from them kept for as long as it lives.
+
+    The rows are cut into slices that do not depend on the number of ranks; every rank reads its share of the slices.
+    With the default `ranks` all methods are local, and may be called by one rank alone.
+
+    Args:
+        features_ND: float16 or float32 (N, D).
+        quality_N: float32 (N,), scaled quality.
+        num_selected: the budget, in [1, N].
+        inv_norm_N: float32 (N,), factors that give the features unit L2 norm; None if they have it.
+        num_slice_rows: rows of a slice, at most.
+        ranks: the ranks that share the slices. With more than one, reading methods are collective.
+    """
+
+    def __init__(
+        self,
+        *,
+        features_ND: Tensor,
+        quality_N: Tensor,
+        num_selected: int,
+        inv_norm_N: Tensor | None = None,
+        num_slice_rows: int = 16_384,
+        ranks: RankGroup | None = None,
+    ) -> None:
+        self.quality_N = quality_N
+        self.num_selected = num_selected
+        self.num_samples, self.num_features = features_ND.shape
+        self.device = features_ND.device
+        self.ranks = ranks or RankGroup()
+        self._features_ND = features_ND
+        self._inv_norm_N = inv_norm_N
+        self._dtype = torch.float64 if features_ND.dtype == torch.float64 else torch.float32
+        self._cache: dict[Hashable, object] = {}
+        num_slices = max(
+            math.ceil(self.num_samples / num_slice_rows), min(MIN_SLICES, self.num_samples // MIN_SLICE_ROWS), 1
+        )
+        self._edges = [index * self.num_samples // num_slices for index in range(num_slices + 1)]
+        if features_ND.shape.numel() * 4 <= FLOAT32_COPY_BYTES and features_ND.dtype != torch.float64:
+            self._features_ND = self.features(slice(None))
+            self._inv_norm_N = None
+
+    def features(self, rows: slice | Tensor) -> Tensor:
+        """Unit features of some rows: float32 (C, D). Never computes in half precision."""
+        features_CD = self._features_ND[rows]
+        if features_CD.dtype == torch.float16:
+            features_CD = features_CD.float()
+        return features_CD if self._inv_norm_N is None else features_CD * self._inv_norm_N[rows, None]
+
+    def own_slices(self) -> Iterator[slice]:
+        """This rank's slices, in row order."""
+        for index in self.ranks.share(len(self._edges) - 1):
+            yield slice(self._edges[index], self._edges[index + 1])
+
+    def own_rows(self) -> range:
+        """This rank's rows: its slices end to end."""
+        share = self.ranks.share(len(self._edges) - 1)
+        return range(self._edges[share.start], self._edges[share.stop])
+
+    def sum_over_slices(self, part: Callable[[slice], Tensor], *, bound: float) -> Tensor:
+        """Sum over all slices of `part(rows)`, the same bits on any number of ranks. Collective.
+
+        Args:
+            part: a slice's part of the sum, float of any shape, the same for every slice.
+            bound: upper bound on the sum over slices of the absolute value of any element, positive.
+
+        Returns:
+            float64, of the shape that `part` returns.
+        """
+        total: Tensor | None = None
+        for rows in self.own_slices():
+            addend = round_to_grid(part(rows), bound=bound)
+            total = addend if total is None else total.add_(addend)
+        if total is None:  # more ranks than slices: learn the shape from no rows
+            total = part(slice(0, 0)).double().zero_()
+        return self.ranks.sum_(total)
+
+    def map_over_slices(self, part: Callable[[slice], Tensor]) -> Tensor:
+        """Puts together one value a row, each computed by one rank. Collective.
+
+        Args:
+            part: float (C,) for a slice's rows.
+
+        Returns:
+            float64 (N,).
+        """
+        values_N = torch.zeros(self.num_samples, dtype=torch.float64, device=self.device)
+        for rows in self.own_slices():
+            values_N[rows] = part(rows).double()
+        return self.ranks.sum_(values_N)
+
+    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
+        """Returns what `build` made when the key was first asked for. Collective if `build` is."""
+        if key not in self._cache:
+            self._cache[key] = build()
+        return self._cache[key]  # type: ignore[return-value]  # the key's owner knows its type
+
+    def is_cached(self, key: Hashable) -> bool:
+        """True if the key has been built."""
+        return key in self._cache
+
+    def mean(self) -> Tensor:
+        """Mean of the unit features over the whole ground set: float64 (D,). Collective when first called."""
+        return self.cached(
+            "mean",
+            lambda: (
+                self.sum_over_slices(lambda rows: self.features(rows).sum(0), bound=self.num_samples) / self.num_samples
+            ),
+        )
+
+    def centered(self, rows: slice | Tensor) -> Tensor:
+        """Unit features minus their mean: float32 (C, D)."""
+        return self.features(rows) - self.mean().to(self._dtype)

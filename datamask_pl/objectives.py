@@ -1,0 +1,451 @@
+"""Objectives: how good is a set? One class a term, configurable from YAML by name or class path.
+
+A custom objective needs `value` alone, and is trained by the rollout estimators. One that also gives `expectation`,
+differentiable, can be trained by `multilinear`.
+
+Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V samples whose lists a rank holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from datamask_pl.errors import ConfigError, ObjectiveError
+from datamask_pl.functional import disf, facility_location, pairwise
+from datamask_pl.functional.exact_sum import round_to_grid
+from datamask_pl.functional.neighbors import nearest_neighbors
+from datamask_pl.functional.quality import quality_value
+from datamask_pl.ground_set import GroundSet
+
+DiversityName = Literal["facility_location", "pairwise", "disf"]
+
+# Bounds on the default length of a neighbour list.
+MIN_NEIGHBORS, MAX_NEIGHBORS = 16, 512
+# Ground sets up to this many samples keep their squared Gram matrix for DiSF: 64 MiB.
+MAX_GRAM_SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The multilinear extension of an objective at a point.
+
+    Attributes:
+        value: float64 scalar, E f(S) where every sample is kept independently with its probability.
+        gradient_N: float64 (N,), its derivative in each probability: the expected marginal gain of the sample.
+        diagnostics: float64 scalars by name, for the log.
+    """
+
+    value: Tensor
+    gradient_N: Tensor
+    diagnostics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(ABC):
+    """A set function that is maximised. Subclass it and implement `value`; `expectation` is optional."""
+
+    @abstractmethod
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """How good each mask is.
+
+        Args:
+            masks_RN: bool (R, N), each with `ground.num_selected` samples kept.
+            ground: the samples; `ground.features(rows)` are unit rows, `ground.quality_N` is scaled quality.
+
+        Returns:
+            float (R,), finite, higher is better.
+        """
+
+    def expectation(self, p_N: Tensor, ground: GroundSet) -> Tensor:
+        """E value(S) where sample i is kept independently with probability p_i; equals `value` where p is a mask.
+
+        Args:
+            p_N: float64 (N,), inclusion probabilities that add up to `ground.num_selected`.
+            ground: the samples.
+
+        Returns:
+            float scalar, differentiable in p_N.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no expectation")
+
+    @property
+    def has_expectation(self) -> bool:
+        """True if the class gives `expectation` or `linearize`."""
+        kind = type(self)
+        return kind.expectation is not Objective.expectation or kind.linearize is not Objective.linearize
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """Value and gradient of `expectation`. Overridden where there is a closed form."""
+        with torch.enable_grad():
+            leaf_N = p_N.detach().double().requires_grad_()
+            value = self.expectation(leaf_N, ground)
+            (gradient_N,) = torch.autograd.grad(value, leaf_N)
+        return Expectation(value.detach().double(), gradient_N.double())
+
+
+class _FromLinearization(torch.autograd.Function):
+    """Makes a closed-form value and gradient differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, p_N: Tensor, objective: ClosedFormObjective, ground: GroundSet) -> Tensor:  # noqa: ANN401
+        result = objective.linearize(p_N.detach().double(), ground)
+        ctx.save_for_backward(result.gradient_N)
+        return result.value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        (gradient_N,) = ctx.saved_tensors
+        return grad_outputs[0] * gradient_N, None, None
+
+
+class ClosedFormObjective(Objective):
+    """An objective whose expectation and gradient are known in closed form, shared among the ranks of a ground set."""
+
+    @abstractmethod
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """Value and gradient of the multilinear extension. Collective over `ground.ranks`."""
+
+    def expectation(self, p_N: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.expectation`."""
+        value: Tensor = _FromLinearization.apply(p_N, self, ground)  # type: ignore[no-untyped-call]
+        return value
+
+
+class Quality(ClosedFormObjective):
+    """Mean scaled quality of the set. Exact in every estimator."""
+
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.value`."""
+        return quality_value(masks_RN, ground.quality_N, num_selected=ground.num_selected)
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.linearize`."""
+        value = quality_value(p_N[None], ground.quality_N, num_selected=ground.num_selected)[0]
+        return Expectation(value, ground.quality_N.double() / ground.num_selected)
+
+
+class PairwiseSimilarity(ClosedFormObjective):
+    """Minus the mean cosine between the members of the set. Exact in every estimator."""
+
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.value`."""
+        squared_norms_R = self._squared_norms(masks_RN, ground)
+        return pairwise.pairwise_value(self._sums(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected)
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.linearize`."""
+        k = ground.num_selected
+        sum_D = self._sums(p_N[None], ground)[0]
+        gradient_N = ground.map_over_slices(
+            lambda rows: pairwise.pairwise_gradient(ground.features(rows), p_N[rows], sum_D, num_selected=k)
+        )
+        squared_norm = self._squared_norms(p_N[None].square(), ground)
+        return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm, num_selected=k)[0], gradient_N)
+
+    @staticmethod
+    def _sums(weights_RN: Tensor, ground: GroundSet) -> Tensor:
+        return ground.sum_over_slices(
+            lambda rows: pairwise.mask_sums(ground.features(rows), weights_RN[:, rows]), bound=ground.num_samples
+        )
+
+    @staticmethod
+    def _squared_norms(squared_weights_RN: Tensor, ground: GroundSet) -> Tensor:
+        squared_norm_N = ground.cached(
+            "squared_norm", lambda: ground.map_over_slices(lambda rows: ground.features(rows).square().sum(1))
+        )
+        return squared_weights_RN.double() @ squared_norm_N
+
+
+class DiSF(ClosedFormObjective):
+    """Minus the squared Frobenius norm of the set's covariance: no direction of the features may dominate.
+
+    Args:
+        standardize: divide by the standard deviation of each dimension over the selected set, and leave out the
+            diagonal, as DiSF's own code does. The expectation is then taken at the expected moments: a first-order
+            approximation, exact where the probabilities are 0 and 1.
+    """
+
+    def __init__(self, *, standardize: bool = False) -> None:
+        self.standardize = standardize
+
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.value`."""
+        k = ground.num_selected
+        if not self.standardize and ground.num_samples <= MAX_GRAM_SAMPLES:
+            return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
+        values = []
+        for mask_N in masks_RN:
+            moment_DD = self._moment(mask_N, ground)
+            values.append(
+                disf.standardized_value(self._sum(mask_N, ground), moment_DD, num_selected=k)
+                if self.standardize
+                else disf.disf_value(moment_DD, num_selected=k)
+            )
+        return torch.stack(values)
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.linearize`."""
+        return self._linearize_standardized(p_N, ground) if self.standardize else self._linearize_plain(p_N, ground)
+
+    def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        k = ground.num_selected
+        moment_DD = self._moment(p_N, ground)
+        fourth_power_N = ground.cached(
+            "fourth_power",
+            lambda: ground.map_over_slices(lambda rows: ground.centered(rows).square().sum(1).double().square()),
+        )
+        forms_N = ground.map_over_slices(lambda rows: disf.quadratic_forms(ground.centered(rows), moment_DD))
+        gradient_N = -(2 * forms_N + (1 - 2 * p_N) * fourth_power_N) / k**2
+        return Expectation(disf.disf_expectation(moment_DD, p_N, fourth_power_N, num_selected=k), gradient_N)
+
+    def _linearize_standardized(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        k = ground.num_selected
+        with torch.enable_grad():
+            sum_D = self._sum(p_N, ground).requires_grad_()
+            moment_DD = self._moment(p_N, ground).requires_grad_()
+            value = disf.standardized_value(sum_D, moment_DD, num_selected=k)
+            slope_D, slope_DD = torch.autograd.grad(value, (sum_D, moment_DD))
+
+        def marginal_gains(rows: slice) -> Tensor:
+            centered_CD = ground.centered(rows)
+            return disf.quadratic_forms(centered_CD, slope_DD) + (centered_CD @ slope_D.to(centered_CD.dtype)).double()
+
+        return Expectation(value.detach(), ground.map_over_slices(marginal_gains))
+
+    @staticmethod
+    def _moment(weights_N: Tensor, ground: GroundSet) -> Tensor:
+        ground.mean()  # collective when first asked for: never from within a rank's own slices
+
+        def part(rows: slice) -> Tensor:
+            weights_C = weights_N[rows]
+            kept = weights_C.nonzero().squeeze(1)
+            # a mask keeps a tenth of the rows, and a settled p not many more
+            if kept.numel() < weights_C.numel() // 2:
+                return disf.weighted_moment(ground.centered(kept + rows.start), weights_C[kept])
+            return disf.weighted_moment(ground.centered(rows), weights_C)
+
+        # |z_a z_b| <= |x|^2 + 3 <= 4
+        return ground.sum_over_slices(part, bound=4.0 * ground.num_samples)
+
+    @staticmethod
+    def _sum(weights_N: Tensor, ground: GroundSet) -> Tensor:
+        ground.mean()
+        return ground.sum_over_slices(
+            lambda rows: pairwise.mask_sums(ground.centered(rows), weights_N[None, rows])[0],
+            bound=2.0 * ground.num_samples,
+        )
+
+    @staticmethod
+    def _squared_gram(ground: GroundSet) -> Tensor:
+        def build() -> Tensor:
+            centered_ND = ground.centered(slice(None))
+            return (centered_ND @ centered_ND.T).square()
+
+        return ground.cached("squared_gram", build)
+
+
+class FacilityLocation(ClosedFormObjective):
+    """Mean over all samples of the block of the similarity to the most similar kept one.
+
+    `value` is exact. `expectation` walks the lists of the nearest neighbours; what lies behind their end is left out,
+    and bounded in the log as `truncation_bound`.
+
+    Args:
+        num_neighbors: length of each sample's list, itself included; by default 6 / select_ratio, from 16 to 512, so
+            that with random inclusion a list without a kept sample is rarer than 1 in 400.
+    """
+
+    def __init__(self, *, num_neighbors: int | None = None) -> None:
+        if num_neighbors is not None and num_neighbors < 1:
+            raise ConfigError(f"num_neighbors must be at least 1, got {num_neighbors}.")
+        self.num_neighbors = num_neighbors
+
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.value`."""
+        # building the lists is N^2 D products, brute force R K N D
+        is_brute_force_cheaper = masks_RN.shape[0] * ground.num_selected < ground.num_samples
+        if is_brute_force_cheaper and not ground.is_cached(self._key(ground)):
+            return torch.stack([self._brute_force(mask_N, ground) for mask_N in masks_RN])
+        similarity_TV, neighbor_TV = self._neighbors(ground)
+        nearest_VR, is_open_VR = facility_location.nearest_kept_similarity(
+            similarity_TV, neighbor_TV, masks_RN.T.contiguous()
+        )
+        for index in is_open_VR.any(0).nonzero().squeeze(1).tolist():
+            open_V = is_open_VR[:, index].nonzero().squeeze(1)
+            nearest_VR[open_V, index] = facility_location.highest_similarity(
+                ground.features(open_V + ground.own_rows().start), ground.features(masks_RN[index])
+            )
+        total_R = round_to_grid(nearest_VR, bound=2.0 * ground.num_samples).sum(0)
+        return ground.ranks.sum_(total_R) / ground.num_samples
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.linearize`."""
+        n = ground.num_samples
+        similarity_TV, neighbor_TV = self._neighbors(ground)
+        p_table_N = p_N.to(similarity_TV.dtype)
+        # one row of sums: the gradient, then the value and the bound on the truncation
+        totals = torch.zeros(n + 2, dtype=torch.float64, device=ground.device)
+        for start in range(0, similarity_TV.shape[1], facility_location.LIST_ROWS):
+            chunk = slice(start, start + facility_location.LIST_ROWS)
+            neighbors = neighbor_TV[:, chunk].reshape(-1)
+            p_TC = p_table_N.index_select(0, neighbors).view(neighbor_TV.shape[0], -1)
+            coverage = facility_location.expected_coverage(similarity_TV[:, chunk].contiguous(), p_TC)
+            totals.index_add_(0, neighbors, round_to_grid(coverage.gain_TV, bound=2.0 * n).view(-1))
+            totals[n] += round_to_grid(coverage.value_V, bound=2.0 * n).sum()
+            totals[n + 1] += round_to_grid(coverage.left_out_V, bound=2.0 * n).sum()
+        ground.ranks.sum_(totals).div_(n)
+        return Expectation(totals[n], totals[:n], {"truncation_bound": totals[n + 1]})
+
+    def _key(self, ground: GroundSet) -> tuple[str, int]:
+        wanted = self.num_neighbors or min(
+            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.num_selected))
+        )
+        return "neighbors", min(wanted, ground.num_samples)
+
+    def _neighbors(self, ground: GroundSet) -> tuple[Tensor, Tensor]:
+        key = self._key(ground)
+        return ground.cached(
+            key,
+            lambda: nearest_neighbors(ground.features, ground.num_samples, ground.own_rows(), num_neighbors=key[1]),
+        )
+
+    @staticmethod
+    def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:
+        kept_KD = ground.features(mask_N)
+        total = ground.sum_over_slices(
+            lambda rows: facility_location.highest_similarity(ground.features(rows), kept_KD).double().sum(),
+            bound=2.0 * ground.num_samples,
+        )
+        return total / ground.num_samples
+
+
+@dataclass(frozen=True)
+class WeightedObjective:
+    """A summand of a weighted list of diversity terms.
+
+    Attributes:
+        objective: `facility_location`, `pairwise`, `disf`, or an objective of your own.
+        weight: its share of the diversity; the weights are divided by their sum.
+    """
+
+    objective: DiversityName | Objective
+    weight: float = 1.0
+
+
+_OBJECTIVES: dict[str, type[Objective]] = {
+    "facility_location": FacilityLocation,
+    "pairwise": PairwiseSimilarity,
+    "disf": DiSF,
+}
+
+
+def resolve_objective(choice: str | Objective) -> tuple[str, Objective]:
+    """Name and instance of an objective given by name or as an instance.
+
+    Raises:
+        ConfigError: If there is no objective of that name.
+    """
+    if isinstance(choice, Objective):
+        names = {kind: name for name, kind in _OBJECTIVES.items()}
+        return names.get(type(choice), type(choice).__name__), choice
+    if choice not in _OBJECTIVES:
+        raise ConfigError(f"model.diversity must be one of {', '.join(_OBJECTIVES)} or a class path, got {choice!r}.")
+    return choice, _OBJECTIVES[choice]()
+
+
+@dataclass(frozen=True)
+class Term:
+    """A summand of the joint objective: weight * objective / scale."""
+
+    name: str
+    weight: float
+    objective: Objective
+
+
+class JointObjective:
+    """f = quality_weight * Q / sd(Q) + (1 - quality_weight) * D / sd(D), D one diversity term or a weighted sum.
+
+    Args:
+        quality_weight: lambda in [0, 1]: 1 is pure quality, 0 pure diversity.
+        diversity: a name, an objective, or a weighted list of them.
+
+    Raises:
+        ConfigError: If a weight is out of range, the list is empty, or a name is unknown.
+    """
+
+    def __init__(self, *, quality_weight: float, diversity: str | Objective | list[WeightedObjective]) -> None:
+        if not 0.0 <= quality_weight <= 1.0:
+            raise ConfigError(f"model.quality_weight must be from 0 to 1, got {quality_weight}.")
+        entries = diversity if isinstance(diversity, list) else [WeightedObjective(diversity)]  # type: ignore[arg-type]
+        total = sum(entry.weight for entry in entries)
+        if not entries or any(entry.weight < 0 for entry in entries) or not total > 0:
+            weights = [entry.weight for entry in entries]
+            raise ConfigError(
+                f"model.diversity needs weights that are not negative, one of them positive; got {weights}."
+            )
+        self.terms = [Term("quality", quality_weight, Quality())]
+        for entry in entries:
+            name, objective = resolve_objective(entry.objective)
+            if any(term.name == name for term in self.terms):
+                name = f"{name}_{len(self.terms)}"
+            self.terms.append(Term(name, (1.0 - quality_weight) * entry.weight / total, objective))
+
+    @property
+    def has_expectation(self) -> bool:
+        """True if every term that counts has an expectation."""
+        return not self.without_expectation()
+
+    def without_expectation(self) -> list[str]:
+        """Names of the terms that can only be trained by the rollout estimators."""
+        return [term.name for term in self.terms if term.weight > 0 and not term.objective.has_expectation]
+
+    def term_values(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """Every term of every mask, neither scaled nor weighted.
+
+        Returns:
+            float64 (number of terms, R).
+
+        Raises:
+            ObjectiveError: If a term returns another shape than one number a mask.
+        """
+        rows = []
+        for term in self.terms:
+            value_R = term.objective.value(masks_RN, ground)
+            if value_R.shape != masks_RN.shape[:1]:
+                raise ObjectiveError(
+                    f"objective {term.name} returned shape {tuple(value_R.shape)} for {masks_RN.shape[0]} masks; "
+                    f"`value` must return one number a mask, shape ({masks_RN.shape[0]},)."
+                )
+            rows.append(value_R.detach().double())
+        return torch.stack(rows)
+
+    def combine(self, values: Tensor, scales: Tensor) -> Tensor:
+        """Weighted sum of terms, (number of terms, R) -> (R,). A term of weight or scale 0 counts nothing."""
+        return (self._factors(scales)[:, None] * values).sum(0)
+
+    def linearize(self, p_N: Tensor, ground: GroundSet, scales: Tensor) -> tuple[Expectation, Tensor]:
+        """Value and gradient of the joint expectation, and every term's expectation, unscaled (number of terms,).
+
+        Terms that do not count are not computed; their expectation is given as NaN.
+        """
+        value = torch.zeros((), dtype=torch.float64, device=p_N.device)
+        gradient_N = torch.zeros_like(p_N)
+        term_values = torch.full((len(self.terms),), torch.nan, dtype=torch.float64, device=p_N.device)
+        diagnostics: dict[str, Tensor] = {}
+        for index, (term, factor) in enumerate(zip(self.terms, self._factors(scales).tolist(), strict=True)):
+            if factor == 0.0:
+                continue
+            part = term.objective.linearize(p_N, ground)
+            value = value + factor * part.value
+            gradient_N = gradient_N + factor * part.gradient_N
+            term_values[index] = part.value
+            diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
+        return Expectation(value, gradient_N, diagnostics), term_values
+
+    def _factors(self, scales: Tensor) -> Tensor:
+        weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)
+        return torch.where(scales > 0, weights / torch.where(scales > 0, scales, 1.0), 0.0)
