@@ -1,0 +1,199 @@
+"""From the paths of a config to a recorded, sorted list of parquet files, and how one of them is opened."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datamask_pl.errors import ConfigError, DataFileError, DatamaskError
+
+_MAGIC = b"PAR1"
+# Without a buffer pyarrow holds the whole column chunk of a row group: 3 GB for 1 M rows of 768 float32.
+_BUFFER_BYTES = 4 << 20
+
+# user@ or user:secret@, where a secret may hold slashes but host:port/ is no secret.
+_USER = re.compile(r"(?<=://)(?:[^/@]*@|[^/@:]+:(?!\d+/)[^@]*@)")
+# A lone ? is a wildcard; a query has an equals sign.
+_QUERY = re.compile(r"[?#][^/:]*=.*$")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a file is.
+
+    Attributes:
+        name: what is recorded and shown: the path, or the URL without user, password and query.
+        path: what `filesystem`, or the operating system, opens.
+        filesystem: the fsspec file system, or None for a local file.
+    """
+
+    name: str
+    path: str
+    filesystem: Any = None
+
+    @property
+    def key(self) -> str:
+        """What tells this file from all others, credentials and query included; not to be shown."""
+        if self.filesystem is None:
+            return os.path.abspath(self.path)
+        url: str = self.filesystem.unstrip_protocol(self.path)
+        return url
+
+    def size(self) -> int:
+        """Size in bytes."""
+        return os.path.getsize(self.path) if self.filesystem is None else int(self.filesystem.size(self.path))
+
+    def open(self) -> Any:  # noqa: ANN401
+        """The file opened for reading, as a context manager."""
+        return pa.OSFile(self.path, "rb") if self.filesystem is None else self.filesystem.open(self.path, "rb")
+
+
+def expand(path: str | Sequence[str]) -> list[Location]:
+    """Finds the files that a path, or several, stand for.
+
+    A path is a file, a directory (all `*.parquet` below it, but for names that start with `.` or `_`), a glob
+    (`**` spans directories), or an fsspec URL of any of these (`s3://`, `hf://`, `gs://`, `memory://`).
+
+    Args:
+        path: one path or several; a file that several of them match is taken once.
+
+    Returns:
+        At least one file, sorted by name as text, so part-10 comes before part-2.
+
+    Raises:
+        ConfigError: If no path is given.
+        DataFileError: If a path matches nothing, or cannot be listed.
+    """
+    patterns = [path] if isinstance(path, str) else list(path)
+    if not patterns or not all(patterns):
+        raise ConfigError(f"data.path must name at least one file, directory, glob or URL, got {path!r}.")
+    found: dict[str, Location] = {}
+    for pattern in patterns:
+        is_remote = "://" in pattern and not pattern.startswith("file://")
+        with _naming(redact(pattern), "listed", is_remote=is_remote):
+            locations = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
+        if not locations:
+            raise DataFileError(
+                f"data.path: nothing matches {redact(pattern)!r}; give a parquet file, a directory that holds "
+                "*.parquet files, a glob or an fsspec URL."
+            )
+        for location in locations:
+            found.setdefault(location.key, location)
+    return sorted(found.values(), key=lambda location: location.name)
+
+
+@contextmanager
+def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
+    """Opens a file for streaming; pyarrow's and the file system's faults are raised as DataFileError.
+
+    Raises:
+        DataFileError: If the file is missing, empty, cut off or no parquet file, or a part of it cannot be read.
+    """
+    with _naming(location.name, "read", is_remote=location.filesystem is not None), location.open() as source:
+        try:
+            parquet = pq.ParquetFile(
+                source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
+            )
+        except pa.ArrowInvalid as error:
+            raise DataFileError(_diagnose(location, str(error))) from error
+        with parquet:
+            yield parquet
+
+
+def redact(url: str) -> str:
+    """Leaves user, password, query and fragment out of a URL; a local path stays as it is.
+
+    Example:
+        >>> redact("s3://key:secret@bucket/part-*.parquet?token=1")
+        's3://bucket/part-*.parquet'
+    """
+    if "://" not in url:
+        return url
+    for pattern in (_USER, _QUERY):
+        url = pattern.sub("", url)
+    return url
+
+
+def _expand_local(pattern: str) -> list[Location]:
+    pattern = os.path.expanduser(pattern)
+    matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    paths = [path for match in matches for path in (_walk(match) if os.path.isdir(match) else [match])]
+    return [Location(name=os.path.normpath(path), path=path) for path in paths]
+
+
+def _walk(directory: str) -> list[str]:
+    paths = []
+    for folder, subfolders, names in os.walk(directory, onerror=_raise):
+        subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
+        paths += [os.path.join(folder, name) for name in names if _is_shard(name)]
+    return paths
+
+
+def _is_shard(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+def _expand_url(url: str) -> list[Location]:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    if filesystem.isfile(path):
+        matches = [path]
+    elif filesystem.isdir(path):
+        matches = [match for match in filesystem.find(path) if _is_shard(match.rsplit("/", 1)[-1])]
+    else:
+        matches = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
+    return [Location(redact(filesystem.unstrip_protocol(match)), match, filesystem) for match in matches]
+
+
+def _raise(error: OSError) -> None:
+    """os.walk leaves out what it may not list, and rows with it, unless it is told to raise."""
+    raise error
+
+
+def _diagnose(location: Location, cause: str) -> str:
+    """Says in words that name the fault why a file has no footer that could be read."""
+    if location.size() == 0:
+        return f"{location.name} is empty (0 bytes); write it again or leave it out of data.path."
+    with location.open() as source:
+        head = source.read(len(_MAGIC))
+        if head != _MAGIC:
+            return f"{location.name} is not a parquet file: it starts with {head!r} instead of {_MAGIC!r}."
+        source.seek(max(0, location.size() - len(_MAGIC)))
+        if source.read() != _MAGIC or location.size() < 3 * len(_MAGIC):
+            return f"{location.name} is cut off: its footer is missing; write or copy it again."
+    return f"{location.name} is damaged, its footer cannot be read ({cause.rstrip('.')}); write or copy it again."
+
+
+@contextmanager
+def _naming(name: str, verb: str, *, is_remote: bool) -> Iterator[None]:
+    """Turns what pyarrow and file systems raise into an error that names the file.
+
+    Args:
+        name: file or pattern, as it may be shown.
+        verb: what could not be done to it.
+        is_remote: the cause may then be of any class, and is not quoted, for it may hold a URL with its credentials.
+    """
+    try:
+        yield
+    except DatamaskError:
+        raise
+    except FileNotFoundError:
+        raise DataFileError(f"{name} does not exist.") from None
+    except ImportError as error:
+        raise DataFileError(f"{name} cannot be {verb}: {error}.") from None
+    except Exception as error:
+        if is_remote and not isinstance(error, AssertionError):
+            raise DataFileError(
+                f"{name} cannot be {verb} ({type(error).__name__}); check the URL, its protocol and the credentials."
+            ) from None
+        if isinstance(error, (pa.ArrowException, OSError)):
+            raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error
+        raise

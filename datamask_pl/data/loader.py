@@ -1,0 +1,165 @@
+"""From blocks to the batches of training steps; the next block is read while one is learned.
+
+Shape suffixes: N samples of a block, M samples of a step's batch, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from datamask_pl.data.types import Block, PartialBatch
+from datamask_pl.functional.budget import share_of
+from datamask_pl.functional.seeding import derive_seed
+
+DEFAULT_PARTIAL = 0.1
+DEFAULT_SLICE_ROWS = 16_384
+
+
+def draw_rows(num_samples: int, num_drawn: int, *, seed: int, block: int, step: int) -> Tensor:
+    """Rows of a step's batch: different, ascending, and decided by the arguments alone.
+
+    The generator is seeded with derive_seed(seed, block, step), so that a resumed run and every rank draw the same.
+
+    Args:
+        num_samples: N, at least 1.
+        num_drawn: M in [1, N].
+        seed: seed of the run.
+        block: index of the block.
+        step: step within the block.
+
+    Returns:
+        int64 (M,).
+
+    Example:
+        >>> draw_rows(5, 5, seed=0, block=0, step=0)
+        tensor([0, 1, 2, 3, 4])
+    """
+    if num_drawn == num_samples:
+        return torch.arange(num_samples)
+    generator = torch.Generator().manual_seed(derive_seed(seed, block, step))
+    return torch.randperm(num_samples, generator=generator)[:num_drawn].sort().values
+
+
+class BlockQueue:
+    """Hands out blocks, and reads the one after in a thread. Two blocks are in memory at most.
+
+    A thread, not a process: a fork after parquet's threads have started hangs.
+
+    Args:
+        read: reads the block of an index.
+        num_blocks: number of blocks; indices end there.
+    """
+
+    def __init__(self, read: Callable[[int], Block], num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._read = read
+        self._executor: ThreadPoolExecutor | None = None
+        self._next: tuple[int, Future[Block]] | None = None
+
+    def put(self, block: Block) -> None:
+        """Gives a block that has been read already, to be handed out first."""
+        future: Future[Block] = Future()
+        future.set_result(block)
+        self._next = (block.index, future)
+
+    def take(self, index: int) -> Block:
+        """Waits for a block, and starts to read the one after it.
+
+        Raises:
+            Exception: What reading the block raised.
+        """
+        if self._next is None or self._next[0] != index:
+            self._start(index)
+        assert self._next is not None
+        # The queue must not hold on to the block, which lives as long as the caller needs it.
+        future, self._next = self._next[1], None
+        block = future.result()
+        if index + 1 < self.num_blocks:
+            self._start(index + 1)
+        return block
+
+    def close(self) -> None:
+        """Drops what was read ahead and ends the thread; a later `take` starts another."""
+        self._next = None
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+
+    def _start(self, index: int) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="datamask-reader")
+        self._next = (index, self._executor.submit(self._read, index))
+
+
+class StepLoader:
+    """Yields the batches of one block an epoch.
+
+    Every iterator asks for its block when its first batch is wanted, not before: Lightning may make an iterator and
+    drop it unused.
+
+    Args:
+        take_block: returns the block of an index.
+        current_block: returns the index of the block that is being learned.
+        num_steps: batches a block.
+        is_whole_block: True for batches that stand for the whole block, False for a random part of it.
+        partial: share of the block that a step reads at once, or None for 0.1 of it (random part), or 16,384 rows at a
+            time (whole block).
+        seed: seed of the random parts.
+    """
+
+    def __init__(
+        self,
+        *,
+        take_block: Callable[[int], Block],
+        current_block: Callable[[], int],
+        num_steps: int,
+        is_whole_block: bool,
+        partial: float | None,
+        seed: int,
+    ) -> None:
+        self.num_steps = num_steps
+        self.is_whole_block = is_whole_block
+        self.partial = partial
+        self.seed = seed
+        self._take_block = take_block
+        self._current_block = current_block
+        # Block and step of the next batch, which after a batch's own step is the one to resume with.
+        self._position = (0, 0)
+        self._resume: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[PartialBatch]:
+        index = self._current_block()
+        # Used once: the block may be learned again, by a second fit.
+        resume, self._resume = self._resume, None
+        first_step = resume[1] if resume is not None and resume[0] == index else 0
+        self._position = (index, first_step)
+        block = self._take_block(index)
+        for step in range(first_step, self.num_steps):
+            self._position = (index, step + 1)
+            yield self._make_batch(block, step)
+
+    def state_dict(self) -> dict[str, int]:
+        """Block, and the step in it that comes next; collected by Lightning when it saves a checkpoint."""
+        block, step = self._position
+        return {"block": block, "step": step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Resumes at a step, provided that its block is the one that is learned next."""
+        self._position = self._resume = (state_dict["block"], state_dict["step"])
+
+    def _make_batch(self, block: Block, step: int) -> PartialBatch:
+        num_samples = block.num_samples
+        if self.is_whole_block:
+            num_slice_rows = DEFAULT_SLICE_ROWS if self.partial is None else share_of(self.partial, num_samples)
+            return PartialBatch(block, step, min(num_slice_rows, num_samples))
+        num_drawn = share_of(DEFAULT_PARTIAL if self.partial is None else self.partial, num_samples)
+        rows_M = draw_rows(num_samples, num_drawn, seed=self.seed, block=block.index, step=step)
+        features_MD = block.features_ND[rows_M].float() * block.inv_norm_N[rows_M, None]
+        return PartialBatch(block, step, num_drawn, rows_M, features_MD, block.scaled_quality_N[rows_M])

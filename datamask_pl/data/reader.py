@@ -1,0 +1,197 @@
+"""Reads one block of rows into memory, a few thousand at a time.
+
+Shape suffixes: N samples of a block, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from datamask_pl.data.blocks import BlockPlan, Segment
+from datamask_pl.data.files import open_parquet
+from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
+from datamask_pl.data.scaling import QualityScaling, scale_quality
+from datamask_pl.data.schema import DataFile, Dataset
+from datamask_pl.data.types import Block
+from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+
+OnBadRow = Literal["error", "drop"]
+
+_CHUNK_BYTES = 4 << 20
+_MAX_CHUNK_ROWS = 16_384
+
+
+class BlockReader:
+    """Reads the blocks of a data set; any number of blocks, one at a time.
+
+    Memory is the block, plus a few chunks of 4 MiB, whatever the size of files and row groups.
+
+    Args:
+        dataset: files and columns.
+        quality_scaling: how quality is scaled within a block.
+        on_bad_row: `error` raises at the first bad row, `drop` leaves bad rows out.
+
+    Raises:
+        SchemaError: If the feature column has no row from which the number of features could be learned.
+    """
+
+    def __init__(self, dataset: Dataset, *, quality_scaling: QualityScaling, on_bad_row: OnBadRow) -> None:
+        self.dataset = dataset
+        self.quality_scaling: QualityScaling = quality_scaling
+        self.on_bad_row = on_bad_row
+        self.num_features = dataset.feature_type.list_size or _find_num_features(dataset)
+        is_half = pa.types.is_float16(dataset.feature_type.value_type)
+        self._dtype = torch.float16 if is_half else torch.float32
+
+    def read(self, plan: BlockPlan, index: int) -> tuple[Block, BadRows]:
+        """Reads a block.
+
+        Args:
+            plan: its rows.
+            index: its position in the plan.
+
+        Returns:
+            The block, in host memory, and the rows that were left out of it.
+
+        Raises:
+            BadRowError: If a row is bad and on_bad_row is `error`, an id is null, or no row of the block is left.
+            DataFileError: If a file cannot be read, or is no longer what its footer said.
+            ConfigError: If the ids of the block are more than arrow can hold in one array.
+        """
+        num_rows = plan.num_rows
+        features_ND = torch.empty((num_rows, self.num_features), dtype=self._dtype)
+        inv_norm_N, quality_N = np.empty((2, num_rows), dtype=np.float32)
+        source_file_N = np.empty(num_rows, dtype=np.int32)
+        source_row_N = np.empty(num_rows, dtype=np.int64)
+        features_numpy_ND = features_ND.numpy()
+        id_chunks: list[pa.Array] = []
+        bad_rows = BadRows()
+        stop = 0
+        for file_index, chunk, bad in self._stream(plan):
+            start, stop = stop, stop + len(chunk.ids)
+            features_numpy_ND[start:stop] = chunk.features_KD
+            inv_norm_N[start:stop] = chunk.inv_norm_K
+            quality_N[start:stop] = chunk.quality_K
+            source_file_N[start:stop] = file_index
+            source_row_N[start:stop] = chunk.source_row_K
+            id_chunks.append(chunk.ids)
+            bad_rows.add(bad)
+        self._check_any_left(stop, bad_rows, index)
+        block = Block(
+            index=index,
+            features_ND=features_ND[:stop],
+            inv_norm_N=torch.from_numpy(inv_norm_N[:stop]),
+            quality_N=torch.from_numpy(quality_N[:stop]),
+            scaled_quality_N=torch.from_numpy(scale_quality(quality_N[:stop], self.quality_scaling)),
+            ids=_concat_ids(id_chunks),
+            source_file_N=torch.from_numpy(source_file_N[:stop]),
+            source_row_N=torch.from_numpy(source_row_N[:stop]),
+            num_dropped=bad_rows.num_rows,
+        )
+        return block, bad_rows
+
+    def check(self, plan: BlockPlan, index: int) -> BadRows:
+        """Reads a block without keeping it, and raises what `read` would.
+
+        Returns:
+            The rows that `read` would leave out.
+        """
+        num_kept = 0
+        bad_rows = BadRows()
+        for _, chunk, bad in self._stream(plan):
+            num_kept += len(chunk.ids)
+            bad_rows.add(bad)
+        self._check_any_left(num_kept, bad_rows, index)
+        return bad_rows
+
+    def _stream(self, plan: BlockPlan) -> Iterator[tuple[int, Chunk, BadRows]]:
+        """Yields file index, rows and left out rows, chunk by chunk in the order of the plan."""
+        segments = list(plan.segments)
+        while segments:
+            file_index = segments[0].file_index
+            num_segments = next((i for i, s in enumerate(segments) if s.file_index != file_index), len(segments))
+            for first_row, batch in self._stream_file(file_index, segments[:num_segments]):
+                chunk, bad = check_rows(
+                    batch,
+                    self.dataset.columns,
+                    num_features=self.num_features,
+                    file_name=self.dataset.files[file_index].name,
+                    first_row=first_row,
+                    drops=self.on_bad_row == "drop",
+                )
+                yield file_index, chunk, bad
+            del segments[:num_segments]
+
+    def _stream_file(self, file_index: int, segments: list[Segment]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields the rows of segments of one file, each batch with the number of its first row in the file."""
+        file = self.dataset.files[file_index]
+        bytes_per_row = self.num_features * self.dataset.feature_type.value_type.bit_width // 8
+        chunk_rows = min(_MAX_CHUNK_ROWS, max(1, _CHUNK_BYTES // bytes_per_row))
+        first_rows = np.cumsum([0, *file.row_group_rows])
+        with open_parquet(file.location) as parquet:
+            _check_unchanged(file, parquet.metadata.num_row_groups, parquet.metadata.num_rows)
+            for segment in segments:
+                row = 0
+                batches = parquet.iter_batches(
+                    chunk_rows,
+                    row_groups=[segment.row_group],
+                    columns=self.dataset.columns.names,
+                    use_threads=False,
+                )
+                for batch in batches:
+                    start, stop = max(segment.start - row, 0), min(segment.stop - row, len(batch))
+                    if start < stop:
+                        first_row = int(first_rows[segment.row_group]) + row + start
+                        yield first_row, batch.slice(start, stop - start)
+                    row += len(batch)
+                    if row >= segment.stop:
+                        break
+                if row < segment.stop:
+                    raise DataFileError(
+                        f"{file.name}: row group {segment.row_group} ends after {row} rows, its footer says "
+                        f"{file.row_group_rows[segment.row_group]}; write the file again."
+                    )
+
+    def _check_any_left(self, num_kept: int, bad_rows: BadRows, index: int) -> None:
+        if num_kept == 0:
+            first = bad_rows.listed[0]
+            raise BadRowError(
+                f"all {bad_rows.num_rows} rows of block {index} are bad, the first is row {first.row} of {first.file}: "
+                f"{first.reason}; mend the files, or give larger blocks (data.block_size)."
+            )
+
+
+def _check_unchanged(file: DataFile, num_row_groups: int, num_rows: int) -> None:
+    if num_row_groups != len(file.row_group_rows) or num_rows != file.num_rows:
+        raise DataFileError(
+            f"{file.name} has changed since its footer was read at the start: it had {file.num_rows} rows in "
+            f"{len(file.row_group_rows)} row groups and has {num_rows} in {num_row_groups}; start again."
+        )
+
+
+def _concat_ids(chunks: list[pa.Array]) -> pa.Array:
+    """One array in the exact type of the column."""
+    try:
+        return pa.concat_arrays(chunks)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"the ids of a block of {sum(map(len, chunks))} rows do not fit into one {chunks[0].type} array "
+            f"({str(error).rstrip('.')}); lower data.block_size."
+        ) from error
+
+
+def _find_num_features(dataset: Dataset) -> int:
+    """The most frequent length of the first chunk of vectors in which one is not null."""
+    column = dataset.columns.feature_column
+    for file in dataset.files:
+        with open_parquet(file.location) as parquet:
+            for batch in parquet.iter_batches(256, columns=[column], use_threads=False):
+                lengths_N = list_lengths(batch.column(column))
+                if (lengths_N > 0).any():
+                    return int(np.bincount(lengths_N[lengths_N > 0]).argmax())
+    raise SchemaError(f"feature column {column!r} has no row with a vector in it, in any of the files.")

@@ -1,0 +1,206 @@
+"""What the footers say: files, columns and types, checked before a single row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from datamask_pl.data.files import Location, expand, open_parquet
+from datamask_pl.errors import DataFileError, SchemaError
+
+_NUM_FOOTER_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are read, and no others.
+
+    Attributes:
+        id_column: name of the column that identifies a sample.
+        quality_columns: weight of each quality column, by name; at least one.
+        feature_column: name of the column of vectors.
+    """
+
+    id_column: str
+    quality_columns: dict[str, float]
+    feature_column: str
+
+    @property
+    def names(self) -> list[str]:
+        """Every column once."""
+        return list(dict.fromkeys([self.id_column, *self.quality_columns, self.feature_column]))
+
+
+@dataclass(frozen=True)
+class FeatureType:
+    """How a vector is stored.
+
+    Attributes:
+        value_type: float16, float32 or float64.
+        list_size: length of every vector if the type fixes it, otherwise None.
+    """
+
+    value_type: pa.DataType
+    list_size: int | None
+
+    def __str__(self) -> str:
+        return f"list<{self.value_type}>" if self.list_size is None else f"list<{self.value_type}>[{self.list_size}]"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file and what its footer says.
+
+    Attributes:
+        location: where it is.
+        num_bytes: its size.
+        row_group_rows: rows of each of its row groups.
+    """
+
+    location: Location
+    num_bytes: int
+    row_group_rows: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What is recorded and shown."""
+        return self.location.name
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return sum(self.row_group_rows)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Files that agree on the columns that are read.
+
+    Attributes:
+        files: sorted by name; files without rows included.
+        columns: what is read.
+        id_type: type of the id column in every file.
+        feature_type: type of the feature column in every file.
+    """
+
+    files: tuple[DataFile, ...]
+    columns: Columns
+    id_type: pa.DataType
+    feature_type: FeatureType
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """A file with the types of the columns in it that are read, by name."""
+
+    file: DataFile
+    types: dict[str, pa.DataType] = field(default_factory=dict)
+
+
+def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
+    """Expands the path, reads every footer and checks the columns.
+
+    Args:
+        path: see `files.expand`.
+        columns: what is to be read; other columns do not matter, and may differ from file to file.
+
+    Returns:
+        The data set. No row of it has been read.
+
+    Raises:
+        DataFileError: If nothing matches, a file cannot be read, or there are no rows at all.
+        SchemaError: If a column is missing or of a type that cannot be used, or two files disagree about its type.
+    """
+    locations = expand(path)
+    with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
+        footers = list(pool.map(lambda location: _read_footer(location, columns), locations))
+    first = footers[0]
+    for footer in footers:
+        _check_types(footer, columns)
+        _check_agreement(first, footer, columns)
+    files = tuple(footer.file for footer in footers)
+    if not any(file.num_rows for file in files):
+        raise DataFileError(f"data.path matches {len(files)} files without a single row, the first is {files[0].name}.")
+    return Dataset(
+        files=files,
+        columns=columns,
+        id_type=first.types[columns.id_column],
+        feature_type=_feature_type(first, columns.feature_column),
+    )
+
+
+def _read_footer(location: Location, columns: Columns) -> _Footer:
+    with open_parquet(location) as parquet:
+        metadata = parquet.metadata
+        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        schema = parquet.schema_arrow
+        for name in columns.names:
+            _check_is_there_once(location.name, name, schema.names)
+        types = {name: schema.field(name).type for name in columns.names}
+        return _Footer(DataFile(location, location.size(), rows), types)
+
+
+def _check_is_there_once(file_name: str, column: str, there: list[str]) -> None:
+    if column not in there:
+        raise SchemaError(f"{file_name} has no column {column!r}; its columns are: {', '.join(there)}.")
+    if there.count(column) > 1:
+        raise SchemaError(f"{file_name} has {there.count(column)} columns named {column!r}; rename all but one.")
+
+
+def _check_types(footer: _Footer, columns: Columns) -> None:
+    id_type = footer.types[columns.id_column]
+    storage_type = id_type.storage_type if isinstance(id_type, pa.BaseExtensionType) else id_type
+    if pa.types.is_nested(storage_type):
+        raise SchemaError(
+            f"{footer.file.name}: id column {columns.id_column!r} must hold one plain value a row, it is {id_type}."
+        )
+    for name in columns.quality_columns:
+        if not _is_numeric(footer.types[name]):
+            raise SchemaError(
+                f"{footer.file.name}: quality column {name!r} must be a float, integer, decimal or bool column, "
+                f"it is {footer.types[name]}."
+            )
+    _feature_type(footer, columns.feature_column)
+
+
+def _is_numeric(data_type: pa.DataType) -> bool:
+    checks: list[Callable[[pa.DataType], bool]] = [
+        pa.types.is_floating,
+        pa.types.is_integer,
+        pa.types.is_decimal,
+        pa.types.is_boolean,
+    ]
+    return any(check(data_type) for check in checks)
+
+
+def _feature_type(footer: _Footer, column: str) -> FeatureType:
+    data_type = footer.types[column]
+    is_fixed = pa.types.is_fixed_size_list(data_type)
+    is_list = is_fixed or pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
+    if is_list and pa.types.is_floating(data_type.value_type) and not (is_fixed and data_type.list_size == 0):
+        return FeatureType(data_type.value_type, data_type.list_size if is_fixed else None)
+    message = (
+        f"{footer.file.name}: feature column {column!r} must be a list, large_list or fixed_size_list of float16, "
+        f"float32 or float64, and not of length 0; it is {data_type}."
+    )
+    if is_list and pa.types.is_uint16(data_type.value_type):
+        message += " If these are the bits of bfloat16 numbers, write them as float32 first."
+    raise SchemaError(message)
+
+
+def _check_agreement(first: _Footer, footer: _Footer, columns: Columns) -> None:
+    for name in columns.names:
+        expected: Any = first.types[name]
+        actual: Any = footer.types[name]
+        if name == columns.feature_column:
+            # The kind of list and the name of its field depend on the writer alone.
+            expected, actual = _feature_type(first, name), _feature_type(footer, name)
+        if actual != expected:
+            raise SchemaError(
+                f"column {name!r} is {expected} in {first.file.name} and {actual} in {footer.file.name}; "
+                "write all files with one type."
+            )
