@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from shards import COLUMNS, make_table, vectors, write
 
 from datamask_pl.data.blocks import plan_blocks
-from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.reader import BlockReader, _concat_ids
 from datamask_pl.data.rows import check_rows
 from datamask_pl.data.schema import Columns, read_dataset
-from datamask_pl.errors import BadRowError, DataFileError, SchemaError
+from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 
 columns = Columns(**COLUMNS)
 LIST, FIXED = pa.list_(pa.float32()), pa.list_(pa.float32(), 2)
@@ -183,6 +183,14 @@ def test_a_bad_row_is_counted_from_the_start_of_its_file(tmp_path):
     assert [bad.row for bad in dropped] == [7, 8]
 
 
+@pytest.mark.parametrize("feature_type", [LIST, FIXED, pa.large_list(pa.float16())])
+def test_a_row_group_of_nulls_alone_is_dropped_whole(tmp_path, feature_type):
+    table = make_table(4, feature_arr=vectors([[1, 2], [3, 4], None, None], feature_type))
+    block = read_one(write(tmp_path / "a.parquet", table, row_group_size=2), on_bad_row="drop")
+    assert block.features_ND.tolist() == [[1, 2], [3, 4]]
+    assert block.num_dropped == 2
+
+
 def test_a_block_without_a_good_row_is_an_error(tmp_path):
     name = write_rows(tmp_path / "a.parquet", [[0, 0], [0, 0], [1, 2], [1, 3]])
     with pytest.raises(BadRowError, match=r"all 2 rows of block 0 are bad, the first is row 0 of .*zero vector"):
@@ -237,6 +245,15 @@ def test_ids_keep_their_exact_type_and_every_digit(tmp_path, ids):
     block = read_one(name, on_bad_row="drop")
     assert block.ids.type == ids.type == make_reader(name).dataset.id_type
     assert block.ids.to_pylist() == ids.take(pa.array([0, 2])).to_pylist()
+
+
+def test_more_ids_than_one_array_can_hold_ask_for_smaller_blocks():
+    """arrow #14229: offsets overflow when chunks are combined. The gigabyte is never touched."""
+    data = np.zeros(11 * 10**8, dtype=np.uint8)
+    offsets = pa.py_buffer(np.array([0, len(data)], dtype=np.int32))
+    chunk = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(data)])
+    with pytest.raises(ConfigError, match=r"the ids of a block of 2 rows do not fit .* lower data\.block_size"):
+        _concat_ids([chunk, chunk])
 
 
 @pytest.mark.parametrize(
@@ -311,7 +328,7 @@ def test_columns_that_are_not_named_are_not_read(tmp_path, monkeypatch):
 MEASURE_PEAK = """
 import resource, sys, pyarrow as pa
 from datamask_pl.data.blocks import plan_blocks
-from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.reader import BlockReader, _concat_ids
 from datamask_pl.data.schema import Columns, read_dataset
 
 dataset = read_dataset(sys.argv[1], Columns("chunk_id", {"quality_score": 1.0}, "feature_arr"))
