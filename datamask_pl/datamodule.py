@@ -99,6 +99,7 @@ class FeatureDataModule(LightningDataModule):
         self._seed = seed
         self._contents: _Contents | None = None
         self._steps: tuple[int, bool] | None = None
+        self._loader: StepLoader | None = None
         self._has_warned = False
 
     @property
@@ -134,6 +135,11 @@ class FeatureDataModule(LightningDataModule):
     def set_steps(self, *, num_steps: int, is_whole_block: bool) -> None:
         """Says how many batches a block yields, and whether each is the whole block or a random part of it."""
         self._steps = (num_steps, is_whole_block)
+
+    def skip_rest_of_block(self) -> None:
+        """Says that the block is settled: its remaining batches are neither drawn nor read. Ends the epoch."""
+        assert self._loader is not None
+        self._loader.skip_rest_of_block()
 
     def setup(self, stage: str | None = None) -> None:
         """Finds the files, checks them, plans the blocks, and reads every row once if `check_rows` is set.
@@ -171,7 +177,7 @@ class FeatureDataModule(LightningDataModule):
         if self._steps is None:
             raise ConfigError("FeatureDataModule.set_steps must be called before training, as MaskLearner does.")
         num_steps, is_whole_block = self._steps
-        return StepLoader(
+        self._loader = StepLoader(
             take_block=self._take_block,
             current_block=self._current_block,
             num_steps=num_steps,
@@ -179,6 +185,7 @@ class FeatureDataModule(LightningDataModule):
             partial=self.partial,
             seed=self.seed,
         )
+        return self._loader
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends the thread that reads ahead.

@@ -130,6 +130,7 @@ class StepLoader:
         # Block and step of the next batch, which after a batch's own step is the one to resume with.
         self._position = (0, 0)
         self._resume: tuple[int, int] | None = None
+        self._is_skipping = False
 
     def __len__(self) -> int:
         return self.num_steps
@@ -140,10 +141,17 @@ class StepLoader:
         resume, self._resume = self._resume, None
         first_step = resume[1] if resume is not None and resume[0] == index else 0
         self._position = (index, first_step)
+        self._is_skipping = False
         block = self._take_block(index)
         for step in range(first_step, self.num_steps):
             self._position = (index, step + 1)
             yield self._make_batch(block, step)
+            if self._is_skipping:
+                return
+
+    def skip_rest_of_block(self) -> None:
+        """Ends the block after the batch that was yielded last, and with it Lightning's epoch."""
+        self._is_skipping = True
 
     def state_dict(self) -> dict[str, int]:
         """Block, and the step in it that comes next; collected by Lightning when it saves a checkpoint."""

@@ -52,11 +52,11 @@ def make_data(path, *, num_steps=3, is_whole_block=False, **options):
 class Recorder(pl.LightningModule):
     """Learns nothing; notes what it is given, and saves a checkpoint after every step if it is told where."""
 
-    def __init__(self, data, *, folder=None, fails_at=None):
+    def __init__(self, data, *, folder=None, fails_at=None, settles_at=()):
         super().__init__()
         self.automatic_optimization = False
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.data, self.folder, self.fails_at = data, folder, fails_at
+        self.data, self.folder, self.fails_at, self.settles_at = data, folder, fails_at, settles_at
         self.seen, self.ends = [], []
 
     def configure_optimizers(self):
@@ -73,6 +73,8 @@ class Recorder(pl.LightningModule):
         rows = None if batch.rows_M is None else batch.rows_M.tolist()
         self.seen.append((batch.block.index, batch.step, rows))
         self.optimizers().step()
+        if (batch.block.index, batch.step) in self.settles_at:
+            self.data.skip_rest_of_block()
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         if self.folder is not None:
@@ -84,7 +86,7 @@ class Recorder(pl.LightningModule):
             self.trainer.save_checkpoint(self.folder / f"{self.trainer.current_epoch}-end.ckpt")
 
 
-def fit(data, *, ckpt_path=None, folder=None, fails_at=None):
+def fit(data, *, ckpt_path=None, **recorder_options):
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -94,7 +96,7 @@ def fit(data, *, ckpt_path=None, folder=None, fails_at=None):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    module = Recorder(data, folder=folder, fails_at=fails_at)
+    module = Recorder(data, **recorder_options)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return module
 
@@ -198,6 +200,25 @@ def test_lightning_ends_no_epoch_again_that_had_made_its_last_step(tmp_path):
     assert whole.ends == [0, 1]
     assert fit(make_data(str(shards), block_size=5), ckpt_path=folder / "0-1.ckpt").ends == [0, 1]
     assert fit(make_data(str(shards), block_size=5), ckpt_path=folder / "0-2.ckpt").ends == [1]
+
+
+def test_a_settled_block_ends_its_epoch_and_the_next_is_whole_again(tmp_path):
+    shards, folder = tmp_path / "shards", tmp_path / "checkpoints"
+    shards.mkdir()
+    path = write_shards(shards, [15])
+    options = {"block_size": 5, "num_steps": 4}
+    settles_at = [(0, 1), (1, 3), (2, 0)]
+    whole = fit(make_data(path, **options), folder=folder, settles_at=settles_at)
+    steps = [(block, step) for block, step, _ in whole.seen]
+    assert steps == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
+    assert whole.ends == [0, 1, 2]
+    resumed = fit(make_data(path, **options), ckpt_path=folder / "0-0.ckpt", settles_at=settles_at)
+    assert resumed.seen == whole.seen[1:]
+    assert resumed.ends == [0, 1, 2]
+    # a learner that resumes at the step after it had settled is asked once more, and says so again
+    again = fit(make_data(path, **options), ckpt_path=folder / "0-1.ckpt", settles_at=[(0, 2), *settles_at])
+    assert [(block, step) for block, step, _ in again.seen] == [(0, 2), *steps[2:]]
+    assert again.ends == [0, 1, 2]
 
 
 def test_the_state_of_the_loader_is_the_step_to_be_done_next(tmp_path):
