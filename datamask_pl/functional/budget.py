@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 
 from datamask_pl.errors import BudgetError
@@ -21,7 +22,7 @@ def budget(select_ratio: float, num_samples: int) -> int:
         k in [1, num_samples].
 
     Raises:
-        BudgetError: If the ratio is outside (0, 1], or keeps no sample.
+        BudgetError: If the ratio is outside (0, 1], or keeps no sample, or there is none.
 
     Example:
         >>> budget(0.29, 100), budget(0.1, 25), budget(1.0, 7)
@@ -29,12 +30,15 @@ def budget(select_ratio: float, num_samples: int) -> int:
     """
     if not 0.0 < select_ratio <= 1.0:
         raise BudgetError(f"select_ratio must be above 0 and at most 1, got {select_ratio}.")
+    if num_samples < 1:
+        raise BudgetError(f"a block must have at least 1 sample, got {num_samples}; give longer input.")
     num_selected = _round_half_up(Fraction(repr(float(select_ratio))) * num_samples)
     if num_selected == 0:
-        needed = 0.5 / num_samples if num_samples else float("nan")
+        # rounded up: the number in the message has to work
+        needed = Context(prec=6, rounding=ROUND_CEILING).divide(Decimal(1), Decimal(2 * num_samples))
         raise BudgetError(
             f"select_ratio keeps 0 of {num_samples} samples ({select_ratio}); "
-            f"raise it to at least {needed:.6g} or give larger blocks."
+            f"raise it to at least {float(needed):g} or give larger blocks."
         )
     return num_selected
 
