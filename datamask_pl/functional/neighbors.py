@@ -75,4 +75,6 @@ def _neighbors_of_chunk(
             best_CT, index_CT = kept_CT.values, index_CT.gather(1, kept_CT.indices)
     best_CT, order_CT = best_CT.sort(dim=1, descending=True, stable=True)
     best_CT[:, 0] = queries_CD.square().sum(1)
-    return best_CT.clamp_(min=0.0), index_CT.gather(1, order_CT).int()
+    # a copy of the sample may round to more than the sample itself, and lists do not increase
+    best_CT = torch.minimum(best_CT, best_CT[:, :1]).clamp_(min=0.0)
+    return best_CT, index_CT.gather(1, order_CT).int()
