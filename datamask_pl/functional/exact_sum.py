@@ -32,4 +32,4 @@ def round_to_grid(values: Tensor, *, bound: float) -> Tensor:
     """
     # One bit in reserve: rounding up may push the sum of n values past the bound by n half grid steps.
     exponent = math.ceil(math.log2(bound)) - FLOAT64_MANTISSA_BITS + 1
-    return values.double().mul_(2.0**-exponent).round_().mul_(2.0**exponent)
+    return (values.double() * 2.0**-exponent).round_().mul_(2.0**exponent)

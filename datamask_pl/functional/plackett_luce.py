@@ -35,7 +35,7 @@ def draw(logits_N: Tensor, num_selected: int, *, generator: torch.Generator) -> 
     # float64: a 24-bit uniform has ties among the largest of 2^24 Gumbel keys
     noise_N = torch.empty(logits_N.shape, dtype=torch.float64, device=logits_N.device)
     noise_N.exponential_(generator=generator)
-    keys_N = noise_N.log_().neg_().add_(logits_N)
+    keys_N = noise_N.log_().neg_().add_(logits_N.detach())
     if keys_N.device.type != "cpu":
         return keys_N.topk(num_selected, sorted=True).indices
     if num_selected == keys_N.numel():
@@ -94,9 +94,9 @@ def score(logits_N: Tensor, draws_RK: Tensor) -> Tensor:
         >>> score(torch.zeros(4), torch.tensor([[2]]))
         tensor([[-0.2500, -0.2500,  0.7500, -0.2500]], dtype=torch.float64)
     """
-    logits64_N = logits_N.double()
+    logits64_N = logits_N.detach().double()
     # log of sum_{s <= t} 1 / Z_s
-    log_hazard_RK = torch.logcumsumexp(-_log_normalizers(logits_N, draws_RK), dim=1)
+    log_hazard_RK = torch.logcumsumexp(-_log_normalizers(logits64_N, draws_RK), dim=1)
     score_RN = (logits64_N + log_hazard_RK[:, -1:]).exp_().neg_()
     drawn_RK = 1.0 - (logits64_N[draws_RK] + log_hazard_RK).exp_()
     return score_RN.scatter_(1, draws_RK, drawn_RK)
