@@ -6,6 +6,7 @@ Shapes: N samples, R masks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ NUM_SINGLES = 4
 MAX_COSINE = 0.4
 # Masks whose values are asked for in one call.
 MASKS_AT_ONCE = 16
+# Up to this many samples every mask of the budget is tried, 12,870 at most, where exchanges stop at a local optimum.
+MAX_ENUMERATED_SAMPLES = 16
 
 
 def top_k_mask(logits_N: Tensor, num_selected: int) -> Tensor:
@@ -55,8 +58,8 @@ def polish(
     A round pairs the left-out samples of largest gain with the kept ones of smallest gain, tries all pairs that promise
     something together, then half of them, a quarter, and so on down to one, and takes the best. Gains are of single
     samples, and two similar samples share theirs, so of similar candidates a round moves only the best. Where no set
-    of pairs is better it tries single exchanges, and ends when those fail too. The budget never changes, and the value
-    never falls.
+    of pairs is better it tries single exchanges, and ends when those fail too. A handful of samples is solved by trying
+    every mask. The budget never changes, and the value never falls.
 
     Args:
         mask_N: bool (N,), where to start.
@@ -69,6 +72,8 @@ def polish(
         The mask, bool (N,), and its value.
     """
     best_value = float(values(mask_N[None])[0])
+    if mask_N.numel() <= MAX_ENUMERATED_SAMPLES:
+        return _best_of_all(mask_N, best_value, values)
     for _ in range(max_rounds):
         if bool(mask_N.all()):
             break
@@ -114,6 +119,17 @@ def spread_out(rows: Tensor, features_CD: Tensor) -> Tensor:
             kept.append(index)
             is_blocked_C |= is_similar_CC[index]
     return rows[torch.tensor(kept, dtype=torch.int64, device=rows.device)]
+
+
+def _best_of_all(mask_N: Tensor, best_value: float, values: Callable[[Tensor], Tensor]) -> tuple[Tensor, float]:
+    """The best of all masks with as many samples as the given one, which wins ties."""
+    rows_RK = torch.tensor(list(combinations(range(mask_N.numel()), int(mask_N.sum()))), device=mask_N.device)
+    masks_RN = mask_N.new_zeros(rows_RK.shape[0], mask_N.numel()).scatter_(1, rows_RK, True)
+    value_R = torch.cat([values(chunk_RN) for chunk_RN in torch.split(masks_RN, 64 * MASKS_AT_ONCE)])
+    winner = int(value_R.argmax())
+    if float(value_R[winner]) > best_value:
+        return masks_RN[winner], float(value_R[winner])
+    return mask_N, best_value
 
 
 def _joint_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
