@@ -8,7 +8,9 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -175,16 +177,14 @@ class DiSF(ClosedFormObjective):
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
         k = ground.num_selected
-        if not self.standardize and ground.num_samples <= MAX_GRAM_SAMPLES:
-            return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
+        if not self.standardize:
+            if ground.num_samples <= MAX_GRAM_SAMPLES:
+                return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
+            return torch.stack([disf.disf_value(self._moment(mask_N, ground), num_selected=k) for mask_N in masks_RN])
         values = []
         for mask_N in masks_RN:
-            moment_DD = self._moment(mask_N, ground)
-            values.append(
-                disf.standardized_value(self._sum(mask_N, ground), moment_DD, num_selected=k)
-                if self.standardize
-                else disf.disf_value(moment_DD, num_selected=k)
-            )
+            moment_DD = self._moment(mask_N, ground, dtype=torch.float64)
+            values.append(disf.standardized_value(self._sum(mask_N, ground), moment_DD, num_selected=k))
         return torch.stack(values)
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
@@ -206,27 +206,32 @@ class DiSF(ClosedFormObjective):
         k = ground.num_selected
         with torch.enable_grad():
             sum_D = self._sum(p_N, ground).requires_grad_()
-            moment_DD = self._moment(p_N, ground).requires_grad_()
+            moment_DD = self._moment(p_N, ground, dtype=torch.float64).requires_grad_()
             value = disf.standardized_value(sum_D, moment_DD, num_selected=k)
             slope_D, slope_DD = torch.autograd.grad(value, (sum_D, moment_DD))
 
         def marginal_gains(rows: slice) -> Tensor:
-            centered_CD = ground.centered(rows)
-            return disf.quadratic_forms(centered_CD, slope_DD) + (centered_CD @ slope_D.to(centered_CD.dtype)).double()
+            centered_CD = ground.centered(rows).double()
+            return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
 
         return Expectation(value.detach(), ground.map_over_slices(marginal_gains))
 
     @staticmethod
-    def _moment(weights_N: Tensor, ground: GroundSet) -> Tensor:
+    def _moment(weights_N: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Sum of w z z^T, multiplied in `dtype`: in float32 a constant dimension keeps a variance that is all noise."""
         ground.mean()  # collective when first asked for: never from within a rank's own slices
+
+        def centered(rows: slice | Tensor) -> Tensor:
+            centered_CD = ground.centered(rows)
+            return centered_CD if dtype is None else centered_CD.to(dtype)
 
         def part(rows: slice) -> Tensor:
             weights_C = weights_N[rows]
             kept = weights_C.nonzero().squeeze(1)
             # a mask keeps a tenth of the rows, and a settled p not many more
             if kept.numel() < weights_C.numel() // 2:
-                return disf.weighted_moment(ground.centered(kept + rows.start), weights_C[kept])
-            return disf.weighted_moment(ground.centered(rows), weights_C)
+                return disf.weighted_moment(centered(kept + rows.start), weights_C[kept])
+            return disf.weighted_moment(centered(rows), weights_C)
 
         # |z_a z_b| <= |x|^2 + 3 <= 4
         return ground.sum_over_slices(part, bound=4.0 * ground.num_samples)
@@ -235,7 +240,7 @@ class DiSF(ClosedFormObjective):
     def _sum(weights_N: Tensor, ground: GroundSet) -> Tensor:
         ground.mean()
         return ground.sum_over_slices(
-            lambda rows: pairwise.mask_sums(ground.centered(rows), weights_N[None, rows])[0],
+            lambda rows: pairwise.mask_sums(ground.centered(rows).double(), weights_N[None, rows])[0],
             bound=2.0 * ground.num_samples,
         )
 
@@ -275,10 +280,12 @@ class FacilityLocation(ClosedFormObjective):
             similarity_TV, neighbor_TV, masks_RN.T.contiguous()
         )
         for index in is_open_VR.any(0).nonzero().squeeze(1).tolist():
-            open_V = is_open_VR[:, index].nonzero().squeeze(1)
-            nearest_VR[open_V, index] = facility_location.highest_similarity(
-                ground.features(open_V + ground.own_rows().start), ground.features(masks_RN[index])
-            )
+            kept_KD = ground.features(masks_RN[index])
+            for chunk in self._chunks(ground):
+                open_V = is_open_VR[chunk, index].nonzero().squeeze(1) + chunk.start
+                nearest_VR[open_V, index] = facility_location.highest_similarity(
+                    ground.features(open_V + ground.own_rows().start), kept_KD
+                )
         total_R = round_to_grid(nearest_VR, bound=2.0 * ground.num_samples).sum(0)
         return ground.ranks.sum_(total_R) / ground.num_samples
 
@@ -289,8 +296,7 @@ class FacilityLocation(ClosedFormObjective):
         p_table_N = p_N.to(similarity_TV.dtype)
         # one row of sums: the gradient, then the value and the bound on the truncation
         totals = torch.zeros(n + 2, dtype=torch.float64, device=ground.device)
-        for start in range(0, similarity_TV.shape[1], facility_location.LIST_ROWS):
-            chunk = slice(start, start + facility_location.LIST_ROWS)
+        for chunk in self._chunks(ground):
             neighbors = neighbor_TV[:, chunk].reshape(-1)
             p_TC = p_table_N.index_select(0, neighbors).view(neighbor_TV.shape[0], -1)
             coverage = facility_location.expected_coverage(similarity_TV[:, chunk].contiguous(), p_TC)
@@ -308,10 +314,22 @@ class FacilityLocation(ClosedFormObjective):
 
     def _neighbors(self, ground: GroundSet) -> tuple[Tensor, Tensor]:
         key = self._key(ground)
-        return ground.cached(
-            key,
-            lambda: nearest_neighbors(ground.features, ground.num_samples, ground.own_rows(), num_neighbors=key[1]),
-        )
+
+        def build() -> tuple[Tensor, Tensor]:
+            own = [range(rows.start, rows.stop) for rows in ground.own_slices()] or [range(0)]
+            # slice by slice: the last bit of a product can depend on how many rows are multiplied together
+            lists = [nearest_neighbors(ground.features, ground.num_samples, rows, num_neighbors=key[1]) for rows in own]
+            return torch.cat([s_TC for s_TC, _ in lists], dim=1), torch.cat([i_TC for _, i_TC in lists], dim=1)
+
+        return ground.cached(key, build)
+
+    @staticmethod
+    def _chunks(ground: GroundSet) -> Iterator[slice]:
+        """This rank's lists in chunks whose edges do not depend on the number of ranks."""
+        first = ground.own_rows().start
+        for rows in ground.own_slices():
+            for start in range(rows.start, rows.stop, facility_location.LIST_ROWS):
+                yield slice(start - first, min(start + facility_location.LIST_ROWS, rows.stop) - first)
 
     @staticmethod
     def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:
@@ -382,10 +400,10 @@ class JointObjective:
             raise ConfigError(f"model.quality_weight must be from 0 to 1, got {quality_weight}.")
         entries = diversity if isinstance(diversity, list) else [WeightedObjective(diversity)]  # type: ignore[arg-type]
         total = sum(entry.weight for entry in entries)
-        if not entries or any(entry.weight < 0 for entry in entries) or not total > 0:
+        if not entries or any(entry.weight < 0 for entry in entries) or not 0 < total < math.inf:
             weights = [entry.weight for entry in entries]
             raise ConfigError(
-                f"model.diversity needs weights that are not negative, one of them positive; got {weights}."
+                f"model.diversity needs finite weights that are not negative, one of them positive; got {weights}."
             )
         self.terms = [Term("quality", quality_weight, Quality())]
         for entry in entries:
@@ -415,17 +433,20 @@ class JointObjective:
         rows = []
         for term in self.terms:
             value_R = term.objective.value(masks_RN, ground)
-            if value_R.shape != masks_RN.shape[:1]:
+            if not isinstance(value_R, Tensor) or value_R.shape != masks_RN.shape[:1]:
+                seen = f"shape {tuple(value_R.shape)}" if isinstance(value_R, Tensor) else type(value_R).__name__
                 raise ObjectiveError(
-                    f"objective {term.name} returned shape {tuple(value_R.shape)} for {masks_RN.shape[0]} masks; "
-                    f"`value` must return one number a mask, shape ({masks_RN.shape[0]},)."
+                    f"objective {term.name} returned {seen} for {masks_RN.shape[0]} masks; "
+                    f"`value` must return one number a mask, a tensor of shape ({masks_RN.shape[0]},)."
                 )
             rows.append(value_R.detach().double())
         return torch.stack(rows)
 
     def combine(self, values: Tensor, scales: Tensor) -> Tensor:
         """Weighted sum of terms, (number of terms, R) -> (R,). A term of weight or scale 0 counts nothing."""
-        return (self._factors(scales)[:, None] * values).sum(0)
+        factors_1 = self._factors(scales)[:, None]
+        # not a product with 0: a term that does not count may be NaN
+        return torch.where(factors_1 == 0, 0.0, factors_1 * values).sum(0)
 
     def linearize(self, p_N: Tensor, ground: GroundSet, scales: Tensor) -> tuple[Expectation, Tensor]:
         """Value and gradient of the joint expectation, and every term's expectation, unscaled (number of terms,).

@@ -46,7 +46,7 @@ def disf_values_from_gram(masks_RN: Tensor, squared_gram_NN: Tensor, *, num_sele
         float64 (R,).
     """
     weights_RN = masks_RN.to(squared_gram_NN.dtype)
-    return -((weights_RN @ squared_gram_NN) * weights_RN).sum(1).double() / num_selected**2
+    return -((weights_RN @ squared_gram_NN) * weights_RN).double().sum(1) / num_selected**2
 
 
 def disf_expectation(moment_DD: Tensor, p_N: Tensor, fourth_powers_N: Tensor, *, num_selected: int) -> Tensor:
@@ -92,7 +92,7 @@ def standardized_value(sum_D: Tensor, moment_DD: Tensor, *, num_selected: int) -
     covariance_DD = moment_DD / num_selected - torch.outer(mean_D, mean_D)
     variance_D = covariance_DD.diagonal()
     # relative: what is left of a constant dimension after the subtraction is rounding
-    is_constant_D = variance_D <= 1e-7 * (moment_DD.diagonal() / num_selected)
+    is_constant_D = variance_D <= 1e-12 * (moment_DD.diagonal() / num_selected) + 1e-10
     inverse_D = torch.where(is_constant_D, 0.0, 1.0 / torch.where(is_constant_D, 1.0, variance_D))
     squared_DD = covariance_DD.square() * inverse_D[:, None] * inverse_D[None, :]
     return -(squared_DD.sum() - squared_DD.diagonal().sum())
