@@ -421,6 +421,14 @@ class JointObjective:
         """Names of the terms that can only be trained by the rollout estimators."""
         return [term.name for term in self.terms if term.weight > 0 and not term.objective.has_expectation]
 
+    def describe(self) -> str:
+        """Weights, names and options of the terms, for comparing two runs."""
+        parts = []
+        for term in self.terms:
+            options = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(term.objective).items()))
+            parts.append(f"{term.weight:.12g} * {term.name}({options})")
+        return " + ".join(parts)
+
     def term_values(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """Every term of every mask, neither scaled nor weighted.
 

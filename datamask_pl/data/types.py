@@ -103,5 +103,60 @@ class BlockSource(Protocol):
     def plan_hash(self) -> str:
         """SHA-256 hex digest of what decides which row is in which block, and of the columns read."""
 
+    @property
+    def files(self) -> list[str]:
+        """Names of the source files; `Block.source_file_N` is an index into it. Valid after `setup`."""
+
+    @property
+    def partial(self) -> float | None:
+        """Share of a block that a step reads at once, None for the default of the kind of step."""
+
     def set_steps(self, *, num_steps: int, is_whole_block: bool) -> None:
         """Says how many batches a block yields, and whether each is the whole block or a random part of it."""
+
+    def skip_rest_of_block(self) -> None:
+        """Says that the block is settled: its remaining batches need not be drawn or read."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a mask is worth on its block.
+
+    Attributes:
+        f: the joint objective, in the units of its calibration.
+        terms: every term by name, neither scaled nor weighted; `quality` is the first.
+    """
+
+    f: float
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """The mask learned for a block, on the host, with what it is compared to.
+
+    Attributes:
+        block: the block it was learned for.
+        num_selected: the budget, which the mask keeps exactly.
+        mask_N: bool (N,).
+        logits_N: float32 (N,), log-odds of keeping, up to a constant of the block.
+        probability_N: float32 (N,), inclusion probabilities at the end.
+        mask: value of the mask.
+        random: value of one random mask of the same budget.
+        top_quality: value of the mask of the highest quality.
+        scales: what each term was divided by.
+        num_steps: steps taken.
+        seconds: wall-clock time from the block's first step.
+    """
+
+    block: Block
+    num_selected: int
+    mask_N: Tensor
+    logits_N: Tensor
+    probability_N: Tensor
+    mask: Values
+    random: Values
+    top_quality: Values
+    scales: dict[str, float]
+    num_steps: int
+    seconds: float

@@ -1,0 +1,78 @@
+"""LogitsCheckpoint: saves the logits so that a run that is killed continues as if it had not been."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from datamask_pl.checkpoint_io import AtomicCheckpointIO, checkpoint_name, list_checkpoints
+from datamask_pl.data.types import PartialBatch
+from datamask_pl.errors import ConfigError
+
+CHECKPOINTS_OF_BLOCK = 10
+
+
+class LogitsCheckpoint(Checkpoint):
+    """Saves during a block, at its end, and at the end of the run, into `checkpoints` in the run's folder.
+
+    Args:
+        every_n_steps: steps of a block between checkpoints; a tenth of the block's steps if left out.
+        keep: checkpoints to keep, at least 1; older ones are deleted after a newer one is whole.
+    """
+
+    def __init__(self, *, every_n_steps: int | None = None, keep: int = 2) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ConfigError(f"checkpoint.every_n_steps must be at least 1, got {every_n_steps}.")
+        if keep < 1:
+            raise ConfigError(f"checkpoint.keep must be at least 1, got {keep}.")
+        self.every_n_steps = every_n_steps
+        self.keep = keep
+        self._saved: tuple[int, int] | None = None
+        self._reached = (0, 0)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Puts our own reader and writer of checkpoint files into Lightning."""
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401
+        batch: PartialBatch,
+        batch_idx: int,
+    ) -> None:
+        """Saves every so many steps."""
+        num_steps = int(trainer.num_training_batches)
+        done = batch.step + 1
+        self._reached = (batch.block.index, done)
+        interval = self.every_n_steps or math.ceil(num_steps / CHECKPOINTS_OF_BLOCK)
+        # The block's last step is saved after its mask has been written, not before.
+        if done % interval == 0 and done < num_steps:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves after the block's mask has been written."""
+        self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves what was done since, if the run ended within a block."""
+        if self._reached != (0, 0) and self._saved != self._reached:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        folder = run_folder(trainer) / "checkpoints"
+        trainer.save_checkpoint(folder / checkpoint_name(*self._reached), weights_only=False)
+        self._saved = self._reached
+        if trainer.is_global_zero:
+            for path in list_checkpoints(folder)[: -self.keep]:
+                path.unlink(missing_ok=True)
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """Where a run's files go: the logger's folder, or Lightning's root folder if there is no logger. Collective."""
+    return Path(trainer.log_dir or trainer.default_root_dir)

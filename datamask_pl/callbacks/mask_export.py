@@ -1,0 +1,107 @@
+"""MaskExport: writes a block's mask when the block is done."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from datamask_pl.callbacks.checkpoint import run_folder
+from datamask_pl.data.types import BlockResult, BlockSource
+from datamask_pl.distributed import share_failure
+from datamask_pl.errors import ConfigError
+from datamask_pl.mask_file import Manifest, check_part, describe_block, write_part
+
+PACKAGES = ("datamask_pl", "torch", "lightning", "pyarrow", "numpy")
+
+
+class Learner(Protocol):
+    """What the export asks of the learner."""
+
+    result: BlockResult | None
+
+    def settings(self) -> dict[str, Any]:
+        """Options that decide the mask, by name."""
+
+
+class MaskExport(Checkpoint):
+    """Writes the mask's parts and its manifest, by default into `mask` in the run's folder.
+
+    A Checkpoint, so that Lightning calls it after the learner has rounded the block and saves checkpoints after it.
+
+    Args:
+        output: folder for the mask, instead of the run's.
+    """
+
+    def __init__(self, *, output: str | None = None) -> None:
+        self.output = output
+        self.config: dict[str, Any] | None = None
+        self.manifest: Manifest | None = None
+        self.folder: Path | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finds the folder, and checks that what is in it belongs to this run.
+
+        Raises:
+            ConfigError: If the folder holds the mask of other data.
+            CheckpointError: If the part of a block that the checkpoint takes for finished is not there.
+        """
+        self.folder = Path(self.output) if self.output else run_folder(trainer) / "mask"
+        source = _source(trainer)
+        learner = cast(Learner, pl_module)
+        error: Exception | None = None
+        try:
+            manifest = Manifest.read(self.folder)
+            if manifest is not None and manifest.plan_hash != source.plan_hash:
+                raise ConfigError(
+                    f"{self.folder} holds the mask of other data (plan {manifest.plan_hash[:12]}, here "
+                    f"{source.plan_hash[:12]}); give another folder as mask.output."
+                )
+            for block in range(trainer.current_epoch):
+                check_part(self.folder, block, plan_hash=source.plan_hash)
+        except Exception as caught:
+            error, manifest = caught, None
+        share_failure(error)
+        self.manifest = Manifest(
+            plan_hash=source.plan_hash,
+            files=source.files,
+            num_blocks=len(source.block_sizes),
+            settings=learner.settings(),
+            versions=_versions(),
+            config=self.config,
+            blocks={} if manifest is None else manifest.blocks,
+        )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the part of the block, then the manifest; on rank 0, and every rank learns if that failed."""
+        assert self.manifest is not None
+        assert self.folder is not None
+        result = cast(Learner, pl_module).result
+        assert result is not None
+        self.manifest.blocks[result.block.index] = describe_block(result)
+        error: Exception | None = None
+        try:
+            if trainer.is_global_zero:
+                write_part(self.folder, result, files=self.manifest.files, plan_hash=self.manifest.plan_hash)
+                self.manifest.write(self.folder)
+        except Exception as caught:
+            error = caught
+        share_failure(error)
+
+
+def _source(trainer: Trainer) -> BlockSource:
+    return cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found

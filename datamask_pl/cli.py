@@ -1,0 +1,99 @@
+"""The command line. Imports what a command needs only when it is called, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from datamask_pl import __version__
+from datamask_pl.errors import DatamaskError
+
+COMMANDS = {
+    "fit": "learn a mask from feature parquet files, block by block",
+    "sample": "write a small real text corpus, made from the documentation of the installed Python",
+    "embed": "text parquet to feature parquet",
+}
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs a command.
+
+    Args:
+        args: command line without the program's name; sys.argv's by default.
+
+    Raises:
+        SystemExit: With code 2 and one line on stderr if the user's input cannot be used; with 130 on Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if args is None else args)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return
+    if arguments[0] == "--version":
+        print(f"datamask_pl {__version__}")
+        return
+    command = arguments.pop(0)
+    if command not in COMMANDS:
+        _fail(f"there is no command {command!r}; the commands are {', '.join(COMMANDS)}.")
+    from jsonargparse import ArgumentError
+
+    try:
+        _run(command, arguments, is_from_shell=args is None)
+    except DatamaskError as error:
+        _fail(str(error), is_said_by_all=error.is_on_all_ranks)
+    except ArgumentError as error:
+        _fail(_one_line(str(error)) + _hint(command, arguments))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
+    if command == "fit":
+        from datamask_pl.fit import run_fit
+
+        run_fit(None if is_from_shell else arguments)
+        return
+    from jsonargparse import auto_cli
+
+    auto_cli(_function(command), args=arguments, as_positional=False, exit_on_error=False, prog=f"cli.py {command}")
+
+
+def _function(command: str) -> Callable[..., None]:
+    if command == "sample":
+        from datamask_pl.commands.sample import sample
+
+        return sample
+    from datamask_pl.commands.embed import embed
+
+    return embed
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: python cli.py COMMAND [options]", "", "commands:"]
+    lines += [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "python cli.py COMMAND --help lists the options of a command."])
+
+
+def _one_line(message: str) -> str:
+    """The parser's message without its line breaks."""
+    return " ".join(message.split()).removeprefix("error: ")
+
+
+def _hint(command: str, arguments: list[str]) -> str:
+    """What to do about a command line that does not parse."""
+    if sum(argument.endswith(".parquet") and not argument.startswith("-") for argument in arguments) > 1:
+        return " (put a pattern in quotes, or the shell makes several arguments of it)"
+    return f" (python cli.py {command} --help lists the options)"
+
+
+def _fail(message: str, *, is_said_by_all: bool = False) -> None:
+    """Prints one line and ends; what every rank says is printed by rank 0 alone."""
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) or 0)
+    if not (is_said_by_all and rank):
+        prefix = f"error on rank {rank}: " if rank else "error: "
+        print(prefix + message, file=sys.stderr, flush=True)
+    sys.exit(USAGE_ERROR)

@@ -1,0 +1,396 @@
+"""MaskLearner: wires policy, objective and estimator into Lightning. No formulas, no files.
+
+Shapes: N samples of the block, M samples of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal, cast, get_args
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from datamask_pl.block_solution import BlockState, calibrate, draw_uniform_masks, round_logits, value_of
+from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
+from datamask_pl.distributed import RankGroup
+from datamask_pl.errors import CheckpointError, ConfigError
+from datamask_pl.estimation import Update, multilinear_update, rollout_update
+from datamask_pl.functional import multilinear
+from datamask_pl.functional.budget import budget
+from datamask_pl.functional.rounding import top_k_mask
+from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.seeding import derive_seed
+from datamask_pl.ground_set import GroundSet
+from datamask_pl.metrics import StepMetrics
+from datamask_pl.objectives import JointObjective, Objective, WeightedObjective
+from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
+
+Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
+STATE_VERSION = 1
+# num_steps, max_lr, min_lr where they are left out
+DEFAULT_SCHEDULE = {
+    "multilinear": (20, 2.0, 0.2),
+    "leave_one_out": (1000, 10.0, 1.0),
+    "group_relative": (1000, 10.0, 1.0),
+}
+# Third integers of seeds, beside the steps of a block.
+CALIBRATION, COMPARISON = 2**62, 2**62 + 1
+
+
+class MaskLearner(LightningModule):
+    """Learns which samples of each block to keep.
+
+    Maximises quality_weight * quality + (1 - quality_weight) * diversity over the subsets of
+    round(select_ratio * n) samples of every block, by gradient ascent on one logit a sample.
+
+    Args:
+        select_ratio: share of each block to keep, above 0 and at most 1.
+        quality_weight: from 0, diversity alone, to 1, quality alone.
+        diversity: `facility_location` (every sample of the block has a similar one in the mask), `pairwise` (the mask's
+            samples are not similar to each other), `disf` (no direction of the features dominates), an objective of
+            your own by class path, or a list of weighted ones.
+        calibrate: divide quality and each diversity term by its standard deviation over random masks, so that
+            quality_weight means the same on any data. Without it the terms are raw, as in papers.
+        estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
+            `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
+        num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
+        num_steps: steps a block; 20 for `multilinear`, 1000 otherwise.
+        max_lr: learning rate of a block's first step; 2 for `multilinear`, 10 otherwise.
+        min_lr: learning rate of its last step, linear between; 0.2 for `multilinear`, 1 otherwise.
+        init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
+            negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
+        patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
+            By default it never does.
+        min_churn: share of the mask that counts as a change, for `patience`.
+        polish: after the last step, exchange samples near the threshold for as long as the objective rises.
+
+    Raises:
+        ConfigError: If a value is not allowed, or the estimator cannot train the objective.
+    """
+
+    def __init__(
+        self,
+        *,
+        select_ratio: float = 0.1,
+        quality_weight: float = 0.5,
+        diversity: Literal["facility_location", "pairwise", "disf"]
+        | Objective
+        | list[WeightedObjective] = "facility_location",
+        calibrate: bool = True,
+        estimator: Literal["multilinear", "leave_one_out", "group_relative"] = "multilinear",
+        num_rollouts: int = 128,
+        num_steps: int | None = None,
+        max_lr: float | None = None,
+        min_lr: float | None = None,
+        init: Literal["same", "quality"] = "same",
+        patience: int | None = None,
+        min_churn: float = 0.001,
+        polish: bool = True,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        _check_choice("estimator", estimator, get_args(Estimator))
+        _check_choice("init", init, get_args(Initialization))
+        defaults = DEFAULT_SCHEDULE[estimator]
+        self.select_ratio = select_ratio
+        self.calibrate = calibrate
+        self.estimator: Estimator = estimator
+        self.num_rollouts = num_rollouts
+        self.num_steps = defaults[0] if num_steps is None else num_steps
+        self.max_lr = defaults[1] if max_lr is None else max_lr
+        self.min_lr = defaults[2] if min_lr is None else min_lr
+        self.init: Initialization = init
+        self.patience = patience
+        self.min_churn = min_churn
+        self.polish = polish
+        budget(select_ratio, 2**62)  # the range; whether it keeps anything depends on the blocks
+        _check(self.num_steps >= 1, "num_steps must be at least 1", self.num_steps)
+        _check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
+        _check(self.min_lr >= 0, "min_lr must not be negative", self.min_lr)
+        _check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
+        _check(patience is None or patience >= 1, "patience must be at least 1", patience)
+        _check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        if estimator == "multilinear" and not self.objective.has_expectation:
+            names = ", ".join(self.objective.without_expectation())
+            raise ConfigError(
+                f"model.estimator multilinear needs the expectation of every term, and {names} gives only `value`; "
+                "use model.estimator: group_relative or leave_one_out."
+            )
+        self.metrics = StepMetrics()
+        self.latest: dict[str, float] = {}
+        self.result: BlockResult | None = None
+        self._state: BlockState | None = None
+        self._restored: dict[str, Any] | None = None
+
+    @property
+    def is_whole_block(self) -> bool:
+        """True if a step sees the whole block, False if it draws masks in a random part of it."""
+        return self.estimator == "multilinear"
+
+    @property
+    def block_index(self) -> int:
+        """Index of the block that was begun last."""
+        return self._current.block.index
+
+    # ---- Lightning's hooks, in the order in which they are called
+
+    def setup(self, stage: str) -> None:
+        """Checks every block's budget, and makes room for the logits of the longest.
+
+        Raises:
+            BudgetError: If the ratio keeps nothing of a block.
+            ConfigError: If the trainer has no data module.
+        """
+        source = self._source
+        for num_samples in source.block_sizes:
+            budget(self.select_ratio, num_samples)
+        source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
+        self.policy = MaskPolicy(max(source.block_sizes))
+        self.ranks = RankGroup.world()
+        max_epochs = self.trainer.max_epochs
+        is_limited = max_epochs is not None and 0 <= max_epochs < len(source.block_sizes)
+        if not is_limited:
+            self.trainer.fit_loop.max_epochs = len(source.block_sizes)
+
+    def configure_optimizers(self) -> LogitAscent:
+        """The one optimizer, of our own."""
+        return LogitAscent(self.policy.logits)
+
+    def on_train_epoch_start(self) -> None:
+        """Lets go of the block before, which the callbacks have written by now: memory is two blocks."""
+        if self._state is not None:
+            self._state, self.result = None, None
+
+    @torch.no_grad()
+    def training_step(self, batch: PartialBatch, batch_idx: int) -> None:
+        """One step of ascent on the logits of the batch."""
+        state = self._begin_block(batch) if self._is_new(batch) else self._current
+        if state.is_settled:
+            return
+        started_s = time.perf_counter()
+        update = self._update(batch, state)
+        rate = linear_rate(batch.step, self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
+        optimizer = self.optimizers()
+        cast(LogitAscent, optimizer.optimizer).stage(batch.rows_M, rate * update.direction_M)  # type: ignore[union-attr]
+        optimizer.step()  # type: ignore[union-attr]
+        state.num_steps += 1
+        self._keep_best(update, state)
+        self.metrics.update(update.metrics)
+        self.metrics.update_speed(update.direction_M.numel(), time.perf_counter() - started_s)
+        if self.patience is not None or self.is_log_due(batch.step):
+            self._observe(state)
+        if state.is_settled or self.is_log_due(batch.step):
+            self._log_step(rate)
+
+    @torch.no_grad()
+    def on_train_epoch_end(self) -> None:
+        """Rounds the logits of the block to its mask; `result` holds it from here on. Collective."""
+        state = self._current
+        logits_N = self._logits(state)
+        num_selected = state.ground.num_selected
+        mask_N = round_logits(
+            logits_N,
+            objective=self.objective,
+            ground=state.ground,
+            scales=state.scales,
+            is_polished=self.polish,
+            best_rollout_N=state.best_mask_N,
+        )
+        seed = derive_seed(self._source.seed, state.block.index, COMPARISON)
+        random_N = draw_uniform_masks(1, state.ground, seed=seed)[0]
+        masks_RN = torch.stack([mask_N, random_N, top_k_mask(state.ground.quality_N, num_selected)])
+        values = value_of(masks_RN, objective=self.objective, ground=state.ground, scales=state.scales)
+        names = [term.name for term in self.objective.terms]
+        self.result = BlockResult(
+            block=state.block,
+            num_selected=num_selected,
+            mask_N=mask_N.cpu(),
+            logits_N=logits_N.cpu().clone(),
+            probability_N=multilinear.inclusion_probabilities(logits_N, num_selected).float().cpu(),
+            mask=values[0],
+            random=values[1],
+            top_quality=values[2],
+            scales=dict(zip(names, state.scales.tolist(), strict=True)),
+            num_steps=state.num_steps,
+            seconds=state.seconds,
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the logits and Lightning's own counters do not tell; tensors and plain types only."""
+        checkpoint["datamask_pl"] = {
+            "version": STATE_VERSION,
+            "plan_hash": self._source.plan_hash,
+            "seed": self._source.seed,
+            "settings": self.settings(),
+            "block": None if self._state is None else self._state.dump(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Checks that the checkpoint is of the same data and the same settings.
+
+        Raises:
+            CheckpointError: If it is not; names what differs, with both values.
+        """
+        saved = checkpoint.get("datamask_pl")
+        if saved is None:
+            raise CheckpointError(
+                "the checkpoint was not written by datamask_pl; give one from a run's checkpoints folder."
+            )
+        here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
+        there = {"version": saved["version"], "plan_hash": saved["plan_hash"], **saved["settings"]}
+        differing = [
+            f"{name} is {there.get(name)} in the checkpoint and {value} here"
+            for name, value in here.items()
+            if there.get(name) != value
+        ]
+        if differing:
+            raise CheckpointError(
+                f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
+                "Give the data and options that it was made with, or start without --ckpt_path."
+            )
+        self._restored = saved["block"]
+
+    def is_log_due(self, step: int) -> bool:
+        """True on a block's first and last step, and every `trainer.log_every_n_steps` between."""
+        return step in (0, self.num_steps - 1) or (step + 1) % max(1, self._log_every_n_steps) == 0
+
+    # ---- the parts of a step
+
+    @property
+    def _log_every_n_steps(self) -> int:
+        return int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]  # set by Lightning's logger connector
+
+    @property
+    def _source(self) -> BlockSource:
+        source = getattr(self.trainer, "datamodule", None)
+        if source is None:
+            raise ConfigError(
+                "MaskLearner needs a data module: trainer.fit(learner, datamodule=FeatureDataModule(...))."
+            )
+        return cast(BlockSource, source)
+
+    @property
+    def _current(self) -> BlockState:
+        assert self._state is not None, "no block has been begun"
+        return self._state
+
+    def _is_new(self, batch: PartialBatch) -> bool:
+        return self._state is None or self._state.block.index != batch.block.index
+
+    def _logits(self, state: BlockState) -> Tensor:
+        return self.policy.logits.detach()[: state.ground.num_samples]
+
+    def _begin_block(self, batch: PartialBatch) -> BlockState:
+        started_s = time.perf_counter()
+        block = batch.block.to(self.device)
+        num_selected = budget(self.select_ratio, block.num_samples)
+        ground = GroundSet(
+            features_ND=block.features_ND,
+            quality_N=block.scaled_quality_N,
+            num_selected=num_selected,
+            inv_norm_N=block.inv_norm_N,
+            num_slice_rows=batch.num_slice_rows,
+            ranks=self.ranks,
+        )
+        restored, self._restored = self._restored, None
+        is_resumed = restored is not None and restored["index"] == block.index and batch.step > 0
+        if not is_resumed:
+            self.policy.reset(block.scaled_quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
+        scales = restored["scales"] if is_resumed and restored else self._calibrate(batch, ground)
+        mask_N = top_k_mask(self.policy.logits.detach()[: block.num_samples], num_selected)
+        state = BlockState(block, ground, scales.to(self.device), mask_N, started_s=started_s)
+        if is_resumed and restored:
+            state.restore(restored)
+        self._state = state
+        if state.is_settled:
+            self._source.skip_rest_of_block()
+        return state
+
+    def _calibrate(self, batch: PartialBatch, ground: GroundSet) -> Tensor:
+        if not self.calibrate:
+            return torch.ones(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        seed = derive_seed(self._source.seed, batch.block.index, CALIBRATION)
+        return calibrate(self.objective, ground if self.is_whole_block else self._ground_of(batch), seed=seed)
+
+    def _ground_of(self, batch: PartialBatch) -> GroundSet:
+        """The batch as a ground set of its own, local to each rank."""
+        assert batch.features_MD is not None
+        assert batch.quality_M is not None
+        num_samples = batch.features_MD.shape[0]
+        return GroundSet(
+            features_ND=batch.features_MD,
+            quality_N=batch.quality_M,
+            num_selected=budget(self.select_ratio, num_samples),
+        )
+
+    def _update(self, batch: PartialBatch, state: BlockState) -> Update:
+        if self.estimator == "multilinear":
+            return multilinear_update(
+                self._logits(state), objective=self.objective, ground=state.ground, scales=state.scales
+            )
+        seed, block, step = self._source.seed, batch.block.index, batch.step
+        return rollout_update(
+            self.policy.logits.detach()[batch.rows_M],
+            objective=self.objective,
+            ground=self._ground_of(batch),
+            scales=state.scales,
+            estimator=self.estimator,
+            num_rollouts=self.num_rollouts,
+            seed_of=lambda rollout: derive_seed(seed, block, step, rollout),
+            ranks=self.ranks,
+            step_name=f"block {block}, step {step}",
+        )
+
+    def _keep_best(self, update: Update, state: BlockState) -> None:
+        if update.best_mask_M is None or update.best_mask_M.numel() < state.ground.num_samples:
+            return
+        reward = float(update.metrics["objective/f_best"])
+        if reward > state.best_reward:
+            state.best_mask_N, state.best_reward = update.best_mask_M, reward
+
+    def _observe(self, state: BlockState) -> None:
+        """Looks at which mask the logits give now, and how much of it is new since it was last looked at."""
+        mask_N = top_k_mask(self._logits(state), state.ground.num_selected)
+        churn = float((mask_N & ~state.mask_N).sum()) / state.ground.num_selected
+        state.mask_N = mask_N
+        self.metrics.update({"policy/churn": torch.tensor(churn, dtype=torch.float64)})
+        state.num_unchanged = state.num_unchanged + 1 if churn < self.min_churn else 0
+        if self.patience is not None and state.num_unchanged >= self.patience:
+            state.is_settled = True
+            self._source.skip_rest_of_block()
+
+    def _log_step(self, rate: float) -> None:
+        self.latest = {**self.metrics.compute(), "policy/lr": rate}
+        self.metrics.reset()
+        if self.latest.get("policy/groups_without_spread"):
+            rank_zero_warn(
+                "all rollouts of a step had the same reward, and gave no gradient; policy/groups_without_spread in the "
+                "log counts such steps. The objective may be constant on this data."
+            )
+        for logger in self.trainer.loggers:
+            logger.log_metrics(self.latest, step=self.global_step)
+
+    # ---- checkpoints
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the mask of given data, by the name of its option."""
+        names = ["select_ratio", "estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish"]
+        names += ["patience", "min_churn"]
+        settings: dict[str, Any] = {f"model.{name}": getattr(self, name) for name in names}
+        if not self.is_whole_block:
+            settings["model.num_rollouts"] = self.num_rollouts
+        settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
+        return {**settings, "data.seed": self._source.seed}
+
+
+def _check(is_allowed: bool, rule: str, value: object) -> None:
+    if not is_allowed:
+        raise ConfigError(f"model.{rule}, got {value}.")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    _check(value in choices, f"{name} must be one of {', '.join(choices)}", repr(value))
