@@ -1,0 +1,89 @@
+import math
+import re
+from decimal import ROUND_HALF_UP, Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datamask_pl.errors import BudgetError
+from datamask_pl.functional.budget import budget, share_of
+
+RATIOS = st.floats(min_value=0.0, max_value=1.0, exclude_min=True)
+# The ratios that people write.
+DECIMAL_RATIOS = st.integers(1, 10_000).map(lambda number: number / 10_000)
+NUM_SAMPLES = st.integers(1, 10**9)
+
+
+def half_up(ratio: float, num_samples: int) -> int:
+    return int((Decimal(repr(ratio)) * num_samples).quantize(Decimal(1), rounding=ROUND_HALF_UP))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_samples", "expected"),
+    [(0.29, 100, 29), (0.1, 3, 0), (0.1, 5, 1), (0.1, 15, 2), (0.57, 100, 57), (1.1 - 1.0, 10, 1), (1.0, 7, 7)],
+)
+def test_a_float_product_just_below_a_whole_number_is_that_number(ratio, num_samples, expected):
+    """int(.29 * 100) is 28 and int(.1 * 3) is 0 (CASES, 42)."""
+    if expected:
+        assert budget(ratio, num_samples) == expected
+    else:
+        with pytest.raises(BudgetError):
+            budget(ratio, num_samples)
+
+
+@given(ratio=DECIMAL_RATIOS, num_samples=NUM_SAMPLES)
+def test_budget_is_decimal_half_up(ratio, num_samples):
+    expected = half_up(ratio, num_samples)
+    if expected:
+        assert budget(ratio, num_samples) == expected
+
+
+@given(ratio=RATIOS, num_samples=NUM_SAMPLES)
+def test_budget_is_in_range_or_an_error_whose_remedy_works(ratio, num_samples):
+    try:
+        num_selected = budget(ratio, num_samples)
+    except BudgetError as error:
+        assert f"0 of {num_samples} samples ({ratio})" in str(error)
+        needed = float(re.search(r"at least (\S+) or", str(error)).group(1))
+        assert budget(needed, num_samples) == 1
+    else:
+        assert 1 <= num_selected <= num_samples
+        assert abs(num_selected - ratio * num_samples) <= 0.5 + 1e-9 * num_samples
+
+
+@given(ratio=RATIOS, larger=RATIOS, num_samples=NUM_SAMPLES)
+def test_a_larger_ratio_never_keeps_less(ratio, larger, num_samples):
+    ratio, larger = sorted((ratio, larger))
+    if half_up(ratio, num_samples):
+        assert budget(ratio, num_samples) <= budget(larger, num_samples)
+
+
+@given(num_samples=NUM_SAMPLES)
+def test_ratio_one_keeps_everything(num_samples):
+    assert budget(1.0, num_samples) == num_samples
+
+
+def test_the_error_names_ratio_block_and_remedy():
+    with pytest.raises(BudgetError, match=re.escape("keeps 0 of 4 samples (0.1); raise it to at least 0.125 or")):
+        budget(0.1, 4)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.0000001, math.inf, -math.inf, math.nan])
+def test_a_ratio_outside_of_zero_to_one_is_an_error_that_names_it(ratio):
+    with pytest.raises(BudgetError, match=re.escape(f"got {ratio}")):
+        budget(ratio, 100)
+
+
+def test_an_empty_block_is_an_error():
+    with pytest.raises(BudgetError, match="at least 1 sample, got 0"):
+        budget(0.5, 0)
+
+
+def test_a_budget_error_is_a_value_error():
+    assert issubclass(BudgetError, ValueError)
+
+
+@given(fraction=RATIOS, num_samples=NUM_SAMPLES)
+def test_a_share_is_at_least_one_row_and_at_most_all(fraction, num_samples):
+    assert share_of(fraction, num_samples) == min(num_samples, max(1, half_up(fraction, num_samples)))

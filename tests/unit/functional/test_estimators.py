@@ -1,0 +1,115 @@
+import numpy as np
+import oracles
+import pytest
+import torch
+
+from datamask_pl.functional.estimators import (
+    group_relative_advantage,
+    has_spread,
+    leave_one_out_advantage,
+    weighted_score_sum,
+)
+from datamask_pl.functional.plackett_luce import draw, masks_of, score
+
+LOGITS = np.array([0.5, -0.3, 0.0, 0.8])
+NUM_SELECTED, NUM_ROLLOUTS, EPSILON = 2, 3, 1e-8
+ADVANTAGES = [group_relative_advantage, leave_one_out_advantage]
+
+
+def reward(mask_N):
+    """A set function without symmetry: no two masks of two samples have the same reward."""
+    return float(mask_N @ np.array([1.0, 2.5, -0.7, 0.4]) + 1.3 * mask_N[0] * mask_N[3])
+
+
+def estimates(advantage, num_groups: int) -> np.ndarray:
+    """Many independent gradient estimates of one group each: (num_groups, N)."""
+    logits_N = torch.tensor(LOGITS)
+    source = torch.Generator().manual_seed(0)
+    num_draws = num_groups * NUM_ROLLOUTS
+    draws_RK = torch.stack([draw(logits_N, NUM_SELECTED, generator=source) for _ in range(num_draws)])
+    score_RN = score(logits_N, draws_RK)
+    rewards_R = torch.tensor([reward(mask_N) for mask_N in masks_of(draws_RK, 4).numpy()], dtype=torch.float64)
+    gradients = []
+    for group in torch.arange(num_draws).split(NUM_ROLLOUTS):
+        advantages_R = advantage(rewards_R[group])
+        bound = float(advantages_R.abs().sum()) * (1 + NUM_SELECTED) or 1.0
+        gradients.append(weighted_score_sum(score_RN[group], advantages_R, bound=bound) / NUM_ROLLOUTS)
+    return torch.stack(gradients).numpy()
+
+
+def assert_mean_is(gradients_GN: np.ndarray, expected_N: np.ndarray) -> None:
+    standard_error_N = gradients_GN.std(axis=0, ddof=1) / len(gradients_GN) ** 0.5
+    assert (np.abs(gradients_GN.mean(axis=0) - expected_N) < 4 * standard_error_N).all()
+    # the test could not fail if the noise hid the gradient
+    assert (np.abs(expected_N) > 8 * standard_error_N).any()
+
+
+def test_leave_one_out_is_unbiased():
+    assert_mean_is(estimates(leave_one_out_advantage, 4000), oracles.policy_gradient(LOGITS, NUM_SELECTED, reward))
+
+
+def test_group_relative_estimates_its_stated_target():
+    expected_N = oracles.group_relative_gradient(LOGITS, NUM_SELECTED, NUM_ROLLOUTS, reward, EPSILON)
+    assert_mean_is(estimates(group_relative_advantage, 4000), expected_N)
+
+
+@pytest.mark.parametrize("num_rollouts", [2, 3, 17])
+def test_advantages_are_those_of_the_oracle(num_rollouts):
+    rewards_R = np.random.default_rng(0).normal(size=num_rollouts)
+    np.testing.assert_allclose(
+        leave_one_out_advantage(torch.tensor(rewards_R)), oracles.leave_one_out_advantage(rewards_R), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        group_relative_advantage(torch.tensor(rewards_R)),
+        oracles.group_relative_advantage(rewards_R, EPSILON),
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e9, 1e-300])
+@pytest.mark.parametrize("num_rollouts", [1, 2, 7])
+def test_equal_rewards_give_exactly_zero(advantage, value, num_rollouts):
+    """NeMo-RL #4161: one rollout or a zero spread gives NaN advantages (CASES, 38)."""
+    rewards_R = torch.full((num_rollouts,), value, dtype=torch.float64)
+    assert not has_spread(rewards_R)
+    assert torch.equal(advantage(rewards_R), torch.zeros(num_rollouts, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_rewards_that_differ_by_rounding_count_as_equal(advantage):
+    rewards_R = torch.tensor([0.3, 0.1 + 0.2, 0.3], dtype=torch.float64)
+    assert rewards_R[0] != rewards_R[1]
+    assert not advantage(rewards_R).any()
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_advantages_are_finite_and_sum_to_zero(advantage, scale, offset):
+    rewards_R = torch.tensor([1.0, 2.0, 4.0, -3.0], dtype=torch.float64) * scale + offset
+    advantages_R = advantage(rewards_R)
+    assert torch.isfinite(advantages_R).all()
+    assert advantages_R.any()
+    assert abs(float(advantages_R.sum())) < 1e-9 * max(1.0, float(advantages_R.abs().max()))
+
+
+def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit_of_the_gradient():
+    source = torch.Generator().manual_seed(3)
+    logits_N = torch.randn(200, generator=source, dtype=torch.float64)
+    draws_RK = torch.stack([draw(logits_N, 20, generator=source) for _ in range(24)])
+    score_RN = score(logits_N, draws_RK)
+    advantages_R = leave_one_out_advantage(torch.randn(24, generator=source, dtype=torch.float64))
+    bound = float(advantages_R.abs().sum()) * 21
+    whole_N = weighted_score_sum(score_RN.clone(), advantages_R, bound=bound)
+    np.testing.assert_allclose(whole_N, advantages_R @ score_RN, atol=1e-10)
+    plain_sums = set()
+    for seed in range(8):
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(seed))
+        plain_sums.add(float((advantages_R[order, None] * score_RN[order]).sum()))
+        parts = [
+            weighted_score_sum(score_RN[chunk], advantages_R[chunk], bound=bound)
+            for chunk in order.split([1, 2, 3, 5, 13])
+        ]
+        assert torch.equal(torch.stack(parts).sum(0), whole_N)
+    assert len(plain_sums) > 1, "plain sums agree as well: the test shows nothing"

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamask_pl.functional.multilinear import (
+    ascent_direction,
+    inclusion_probabilities,
+    solve_threshold,
+    undecided_share,
+)
+
+
+def normal(num_samples: int, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
+    return scale * torch.randn(num_samples, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("logits_N", "num_selected"),
+    [
+        pytest.param(torch.tensor([0.0, 1000.0]), 1, id="two-samples-far-apart"),
+        pytest.param(torch.tensor([0.0, 0.0]), 1, id="two-equal-samples"),
+        pytest.param(torch.tensor([3.0]), 1, id="one-sample"),
+        pytest.param(torch.tensor([-1000.0, 0.0, 0.0, 1000.0]), 2, id="a-tie-at-the-threshold"),
+        pytest.param(torch.cat([torch.zeros(5), torch.full((5,), 1e3)]), 4, id="cut-within-the-upper-group"),
+        pytest.param(torch.cat([torch.zeros(5), torch.full((5,), 1e3)]), 5, id="cut-within-the-gap"),
+        pytest.param(torch.cat([torch.zeros(5), torch.full((5,), 1e3)]), 6, id="cut-within-the-lower-group"),
+        pytest.param(normal(1000, 1e3), 1, id="keep-one"),
+        pytest.param(normal(1000, 1e3), 999, id="leave-one"),
+        pytest.param(normal(1000, 1e3), 1000, id="keep-all"),
+        pytest.param(normal(100_000, 1e3), 10_000, id="many"),
+        pytest.param(normal(100_000, 1e-3), 1, id="one-of-many"),
+        pytest.param(normal(1000) + 1e6, 100, id="far-from-zero"),
+    ],
+)
+def test_probabilities_add_up_to_the_budget(logits_N, num_selected):
+    p_N = inclusion_probabilities(logits_N, num_selected)
+    assert p_N.dtype == torch.float64
+    assert bool(((p_N >= 0) & (p_N <= 1)).all())
+    assert float(p_N.sum()) == pytest.approx(num_selected, abs=1e-9 * max(1, num_selected))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), num_samples=st.integers(2, 30))
+def test_probabilities_add_up_to_the_budget_and_rise_with_the_logits(data, num_samples):
+    logits_N = torch.tensor(data.draw(st.lists(st.floats(-1e4, 1e4), min_size=num_samples, max_size=num_samples)))
+    num_selected = data.draw(st.integers(1, num_samples))
+    p_N = inclusion_probabilities(logits_N, num_selected)
+    assert float(p_N.sum()) == pytest.approx(num_selected, abs=1e-9 * num_selected)
+    # 1e-15: a vectorised sigmoid and that of the last few elements differ in the last bit
+    assert bool((p_N[logits_N.argsort()].diff() >= -1e-15).all())
+    assert 0.0 <= float(undecided_share(p_N, num_selected)) <= 1.0
+
+
+def test_everything_is_kept_at_a_threshold_of_minus_infinity():
+    assert float(solve_threshold(torch.tensor([1.0, -1e30]), 2)) == -np.inf
+    assert inclusion_probabilities(torch.tensor([1.0, -1e30]), 2).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("num_selected", [1, 50, 500, 999])
+def test_a_constant_added_to_the_logits_changes_nothing(num_selected):
+    logits_N = normal(1000, 5.0).double()
+    shifted_N = inclusion_probabilities(logits_N + 7.0, num_selected)
+    np.testing.assert_allclose(shifted_N, inclusion_probabilities(logits_N, num_selected), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_direction_has_root_mean_square_one_and_keeps_the_budget(seed):
+    p_N = inclusion_probabilities(normal(500, 3.0, seed), 50)
+    gradient_N = normal(500, 10.0**-seed, seed + 1).double()
+    direction_N = ascent_direction(gradient_N, p_N)
+    assert float(direction_N.square().mean().sqrt()) == pytest.approx(1.0, abs=1e-12)
+    assert float((p_N * (1 - p_N) * direction_N).sum()) == pytest.approx(0.0, abs=1e-9)
+    # a larger gradient is a larger step
+    assert torch.equal(direction_N.argsort(), gradient_N.argsort())
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3e7])
+@pytest.mark.parametrize("p", [0.1, 0.0, 1.0])
+def test_equal_gradients_give_no_direction(value, p):
+    gradient_N = torch.full((1001,), value, dtype=torch.float64)
+    direction_N = ascent_direction(gradient_N, torch.full_like(gradient_N, p))
+    assert not direction_N.any()
+
+
+def test_a_settled_mask_still_has_a_direction():
+    """p (1 - p) is 0 everywhere: nothing saturates, so a sample can still change its mind."""
+    p_N = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    direction_N = ascent_direction(torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64), p_N)
+    assert torch.isfinite(direction_N).all()
+    assert direction_N[0] > direction_N[2] > direction_N[1]
+    assert float(undecided_share(p_N, 1)) == 0.0
