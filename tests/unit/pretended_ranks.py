@@ -1,4 +1,4 @@
-"""Ranks of one group as threads of this process, to test what any number of ranks computes without starting processes."""
+"""Ranks of one group as threads of this process, to test any number of ranks without processes."""
 
 from __future__ import annotations
 

@@ -40,16 +40,22 @@ def test_budget_is_decimal_half_up(ratio, num_samples):
 
 
 @given(ratio=RATIOS, num_samples=NUM_SAMPLES)
-def test_budget_is_in_range_or_an_error_whose_remedy_works(ratio, num_samples):
-    try:
-        num_selected = budget(ratio, num_samples)
-    except BudgetError as error:
-        assert f"0 of {num_samples} samples ({ratio})" in str(error)
-        needed = float(re.search(r"at least (\S+) or", str(error)).group(1))
-        assert budget(needed, num_samples) == 1
+def test_budget_is_in_range_or_an_error(ratio, num_samples):
+    if half_up(ratio, num_samples) == 0:
+        with pytest.raises(BudgetError):
+            budget(ratio, num_samples)
     else:
+        num_selected = budget(ratio, num_samples)
         assert 1 <= num_selected <= num_samples
         assert abs(num_selected - ratio * num_samples) <= 0.5 + 1e-9 * num_samples
+
+
+@given(num_samples=NUM_SAMPLES)
+def test_the_ratio_that_the_error_names_keeps_one_sample(num_samples):
+    with pytest.raises(BudgetError) as caught:
+        budget(0.49 / num_samples, num_samples)
+    needed = float(re.search(r"at least (\S+) or", str(caught.value)).group(1))
+    assert budget(needed, num_samples) == 1
 
 
 @given(ratio=RATIOS, larger=RATIOS, num_samples=NUM_SAMPLES)

@@ -1,0 +1,79 @@
+import numpy as np
+import oracles
+import problems
+import pytest
+import torch
+
+from datamask_pl.functional.disf import (
+    disf_expectation,
+    disf_value,
+    disf_values_from_gram,
+    quadratic_forms,
+    standardized_value,
+    weighted_moment,
+)
+
+
+def centered(features_ND):
+    return torch.tensor(features_ND - features_ND.mean(0))
+
+
+def standardized(features_ND, mask_N):
+    z_KD = centered(features_ND)[torch.tensor(mask_N)]
+    return float(standardized_value(z_KD.sum(0), z_KD.T @ z_KD, num_selected=len(z_KD)))
+
+
+@pytest.mark.parametrize("num_selected", [1, 2, 5, 8])
+def test_value_is_the_norm_of_the_covariance_by_moment_and_by_gram(num_selected):
+    features_ND = problems.unit_rows(8, 3, seed=0)
+    masks_RN = problems.random_masks(6, 8, num_selected, seed=0)
+    expected_R = [oracles.disf(mask_N, features_ND, num_selected=num_selected) for mask_N in masks_RN]
+    z_ND = centered(features_ND)
+    by_moment_R = [
+        float(disf_value(weighted_moment(z_ND, torch.tensor(mask_N)), num_selected=num_selected)) for mask_N in masks_RN
+    ]
+    by_gram_R = disf_values_from_gram(torch.tensor(masks_RN), (z_ND @ z_ND.T).square(), num_selected=num_selected)
+    np.testing.assert_allclose(by_moment_R, expected_R, rtol=1e-12)
+    np.testing.assert_allclose(by_gram_R, expected_R, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_selected", [1, 3])
+def test_expectation_is_the_sum_over_all_masks(num_selected):
+    features_ND = problems.unit_rows(7, 3, seed=1)
+    p_N = np.random.default_rng(1).uniform(size=7)
+    z_ND, p = centered(features_ND), torch.tensor(p_N)
+    value = disf_expectation(weighted_moment(z_ND, p), p, z_ND.square().sum(1).square(), num_selected=num_selected)
+    expected = oracles.multilinear_extension(
+        p_N, lambda mask_N: oracles.disf(mask_N, features_ND, num_selected=num_selected)
+    )
+    assert float(value) == pytest.approx(expected, rel=1e-12)
+
+
+def test_quadratic_forms_are_those_of_each_row():
+    z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), torch.randn(3, 3, dtype=torch.float64)
+    np.testing.assert_allclose(quadratic_forms(z_ND, matrix_DD), [float(z @ matrix_DD @ z) for z in z_ND], atol=1e-14)
+
+
+@pytest.mark.parametrize("num_selected", [2, 3, 10, 20])
+def test_standardized_is_numpy_corrcoef(num_selected):
+    features_ND = problems.unit_rows(20, 4, seed=3)
+    for mask_N in problems.random_masks(5, 20, num_selected, seed=3):
+        assert standardized(features_ND, mask_N) == pytest.approx(
+            oracles.disf_standardized(mask_N, features_ND), rel=1e-9
+        )
+
+
+def test_standardized_leaves_out_dimensions_that_are_constant_in_the_set():
+    features_ND = problems.unit_rows(20, 5, seed=4)
+    mask_N = oracles.mask_of(range(8), 20)
+    features_ND[mask_N, 1] = 0.3
+    features_ND[mask_N, 4] = -0.7
+    without_ND = features_ND[:, [0, 2, 3]]
+    assert standardized(features_ND, mask_N) == pytest.approx(oracles.disf_standardized(mask_N, without_ND), rel=1e-9)
+
+
+@pytest.mark.parametrize("mask_rows", [[3], [0, 1, 2]])
+def test_standardized_of_one_sample_or_of_copies_is_zero(mask_rows):
+    features_ND = problems.unit_rows(6, 4, seed=5)
+    features_ND[:3] = features_ND[0]
+    assert standardized(features_ND, oracles.mask_of(mask_rows, 6)) == 0.0

@@ -1,0 +1,90 @@
+import warnings
+
+import numpy as np
+import oracles
+import pytest
+import torch
+
+from datamask_pl.functional import facility_location
+from datamask_pl.functional.facility_location import expected_coverage, highest_similarity, nearest_kept_similarity
+
+
+def sorted_similarities(num_neighbors: int, num_samples: int, seed: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(seed)
+    return torch.rand(num_neighbors, num_samples, generator=source, dtype=torch.float64).sort(0, descending=True).values
+
+
+def nearest_of_list(similarity_T, mask_T):
+    """Similarity of the first kept neighbour; 0 if there is none."""
+    kept_T = np.flatnonzero(mask_T)
+    return float(similarity_T[kept_T[0]]) if len(kept_T) else 0.0
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 2, 5, 8])
+def test_expected_coverage_is_the_sum_over_all_masks(num_neighbors):
+    similarity_TV = sorted_similarities(num_neighbors, 3)
+    p_TV = torch.rand(num_neighbors, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    coverage = expected_coverage(similarity_TV, p_TV)
+    for v in range(3):
+        similarity_T, p_T = similarity_TV[:, v].numpy(), p_TV[:, v].numpy()
+
+        def nearest(mask_T, similarity_T=similarity_T):
+            return nearest_of_list(similarity_T, mask_T)
+
+        assert float(coverage.value_V[v]) == pytest.approx(oracles.multilinear_extension(p_T, nearest), abs=1e-12)
+        np.testing.assert_allclose(coverage.gain_TV[:, v], oracles.multilinear_gradient(p_T, nearest), atol=1e-12)
+        assert float(coverage.left_out_V[v]) == pytest.approx(similarity_T[-1] * np.prod(1 - p_T), abs=1e-12)
+
+
+def test_expected_coverage_at_a_mask_is_the_nearest_kept_and_its_marginal_gains():
+    similarity_T = sorted_similarities(6, 1)
+    for mask_T in oracles.all_masks(6):
+        coverage = expected_coverage(similarity_T, torch.tensor(mask_T, dtype=torch.float64)[:, None])
+
+        def nearest(kept_T):
+            return nearest_of_list(similarity_T[:, 0].numpy(), kept_T)
+
+        assert float(coverage.value_V[0]) == nearest(mask_T)
+        np.testing.assert_allclose(coverage.gain_TV[:, 0], oracles.marginal_gains(mask_T, nearest), atol=1e-15)
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 4, 6, 7, 12, 20])
+def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors):
+    num_samples, num_masks = 20, 5
+    source = torch.Generator().manual_seed(num_neighbors)
+    similarity_TV = sorted_similarities(num_neighbors, num_samples).float()
+    neighbor_TV = torch.stack(
+        [torch.randperm(num_samples, generator=source)[:num_neighbors] for _ in range(num_samples)], dim=1
+    ).int()
+    masks_NR = torch.rand(num_samples, num_masks, generator=source) < 0.15
+    masks_NR[:, 0] = False
+    masks_NR[:, 1] = True
+    nearest_VR, is_open_VR = nearest_kept_similarity(similarity_TV, neighbor_TV, masks_NR)
+    for v in range(num_samples):
+        for r in range(num_masks):
+            kept_T = masks_NR[neighbor_TV[:, v].long(), r].numpy()
+            assert float(nearest_VR[v, r]) == nearest_of_list(similarity_TV[:, v].numpy(), kept_T)
+            assert bool(is_open_VR[v, r]) == (not kept_T.any())
+
+
+def test_brute_force_over_blocks_of_kept_samples_is_the_maximum(monkeypatch):
+    monkeypatch.setattr(facility_location, "LIST_ROWS", 4)
+    source = torch.Generator().manual_seed(0)
+    queries_VD, kept_KD = (torch.randn(rows, 5, generator=source, dtype=torch.float64) for rows in (7, 9))
+    expected_V = (queries_VD @ kept_KD.T).amax(1).clamp(min=0.0)
+    np.testing.assert_allclose(highest_similarity(queries_VD, kept_KD), expected_V, atol=1e-14)
+
+
+def test_value_is_that_of_apricot_on_the_same_matrix():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # apricot imports deprecated parts of its dependencies
+        apricot = pytest.importorskip("apricot")
+    features_ND = torch.nn.functional.normalize(
+        torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )
+    similarity_NN = (features_ND @ features_ND.T).clamp(min=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numba warns that it cannot reflect lists
+        selection = apricot.FacilityLocationSelection(6, metric="precomputed").fit(similarity_NN.numpy())
+    value = highest_similarity(features_ND, features_ND[torch.from_numpy(selection.ranking)]).sum()
+    assert float(value) == pytest.approx(float(np.sum(selection.gains)), rel=1e-9)

@@ -1,0 +1,174 @@
+import numpy as np
+import oracles
+import problems
+import pytest
+import torch
+
+from datamask_pl.functional import multilinear, rounding
+from datamask_pl.functional.rounding import polish, spread_out, top_k_mask
+from datamask_pl.objectives import JointObjective
+
+SCALES = torch.ones(2, dtype=torch.float64)
+
+
+class Solver:
+    """A block solved by the multilinear method, with what `polish` needs."""
+
+    def __init__(self, features_ND, num_selected, *, kind, quality_weight, quality_N):
+        self.ground = problems.ground_set(features_ND, num_selected, quality_N=quality_N)
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=problems.DIVERSITIES[kind])
+
+    def values(self, masks_RN):
+        return self.objective.combine(self.objective.term_values(masks_RN, self.ground), SCALES)
+
+    def gains(self, mask_N):
+        return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
+
+    def top_k(self, num_steps=20):
+        logits_N = torch.zeros(self.ground.num_samples, dtype=torch.float64)
+        for step in range(num_steps):
+            p_N = multilinear.inclusion_probabilities(logits_N, self.ground.num_selected)
+            gradient_N = self.objective.linearize(p_N, self.ground, SCALES)[0].gradient_N
+            logits_N += (1.0 - 0.9 * step / (num_steps - 1)) * multilinear.ascent_direction(gradient_N, p_N)
+        return top_k_mask(logits_N, self.ground.num_selected)
+
+
+def random_solver(kind, seed, *, num_samples=None):
+    rng = np.random.default_rng(seed)
+    num_samples = num_samples or int(rng.integers(4, 11))
+    num_selected = int(rng.integers(1, num_samples // 2 + 1))
+    features_ND = problems.unit_rows(num_samples, int(rng.choice([3, 6])), seed)
+    quality_N, quality_weight = problems.qualities(num_samples, seed), float(rng.choice([0.0, 0.3]))
+    solver = Solver(features_ND, num_selected, kind=kind, quality_weight=quality_weight, quality_N=quality_N)
+    oracle = oracles.objective(kind, features_ND, quality_N, num_selected=num_selected, quality_weight=quality_weight)
+    return solver, oracle
+
+
+# ---- top_k_mask ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_selected", [1, 2, 50, 99, 100])
+@pytest.mark.parametrize("num_levels", [1, 2, 7, 1000])
+def test_top_k_is_a_stable_sort_cut_at_the_budget(num_selected, num_levels):
+    """torch #127196: ties in topk differ between devices (CASES, 37)."""
+    logits_N = np.random.default_rng(num_levels).integers(0, num_levels, size=100).astype(np.float32)
+    expected_N = oracles.mask_of(list(np.argsort(-logits_N, kind="stable")[:num_selected]), 100)
+    mask_N = top_k_mask(torch.tensor(logits_N), num_selected)
+    assert mask_N.dtype == torch.bool
+    np.testing.assert_array_equal(mask_N, expected_N)
+
+
+def test_minus_zero_ties_with_zero():
+    logits_N = torch.tensor([-1.0, -0.0, 0.0, -0.0, 0.0])
+    assert top_k_mask(logits_N, 2).tolist() == [False, True, True, False, False]
+    assert top_k_mask(-logits_N, 2).tolist() == [True, True, False, False, False]
+
+
+def test_a_million_equal_logits_keep_the_first_rows():
+    mask_N = top_k_mask(torch.zeros(1_000_000), 300_000)
+    assert bool(mask_N[:300_000].all())
+    assert not mask_N[300_000:].any()
+
+
+def test_top_k_leaves_the_logits_alone_and_handles_extremes():
+    logits_N = torch.tensor([3e38, -3e38, 1e-45, 0.0])
+    assert top_k_mask(logits_N, 2).tolist() == [True, False, True, False]
+    assert logits_N.tolist()[3] == 0.0
+
+
+# ---- spread_out ------------------------------------------------------------------------------------------------------
+
+
+def test_similar_rows_leave_only_the_first_of_them():
+    features_CD = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [0.1, 1.0], [-1.0, 0.0]])
+    assert spread_out(torch.tensor([10, 11, 12, 13, 14]), features_CD).tolist() == [10, 12, 14]
+
+
+def test_spread_out_of_no_rows_and_of_zero_vectors():
+    assert spread_out(torch.tensor([], dtype=torch.int64), torch.zeros(0, 3)).tolist() == []
+    assert spread_out(torch.tensor([4, 2]), torch.zeros(2, 3)).tolist() == [4, 2]
+
+
+# ---- polish ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", problems.DIVERSITIES)
+def test_a_small_block_is_solved_to_within_one_percent_of_the_optimum(kind):
+    for seed in range(15):
+        solver, oracle = random_solver(kind, seed)
+        mask_N, value = polish(solver.top_k(), values=solver.values, gains=solver.gains)
+        num_samples, num_selected = solver.ground.num_samples, solver.ground.num_selected
+        values = [oracle(any_N) for any_N in oracles.masks_of_size(num_samples, num_selected)]
+        assert int(mask_N.sum()) == num_selected
+        assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
+        assert value - np.mean(values) >= 0.99 * (max(values) - np.mean(values)) - 1e-9
+
+
+@pytest.mark.parametrize("kind", problems.DIVERSITIES)
+@pytest.mark.parametrize("has_features", [True, False])
+def test_exchanges_keep_the_budget_and_never_lose(monkeypatch, kind, has_features):
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
+    num_improved = 0
+    for seed in range(6):
+        solver, oracle = random_solver(kind, seed, num_samples=24)
+        start_N = torch.tensor(problems.random_masks(1, 24, solver.ground.num_selected, seed)[0])
+        before_N = start_N.clone()
+        features = solver.ground.centered if has_features else None
+        mask_N, value = polish(start_N, values=solver.values, gains=solver.gains, features=features)
+        assert torch.equal(start_N, before_N)
+        assert int(mask_N.sum()) == solver.ground.num_selected
+        assert value >= oracle(start_N.numpy()) - 1e-12
+        assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
+        num_improved += value > oracle(start_N.numpy()) + 1e-9
+    assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize("kind", ["facility_location", "pairwise", "disf"])
+def test_exchanges_end_where_no_single_one_is_better(monkeypatch, kind):
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_SINGLES", 24)
+    for seed in range(4):
+        solver, oracle = random_solver(kind, seed, num_samples=12)
+        mask_N, value = polish(solver.top_k(), values=solver.values, gains=solver.gains)
+        for added in np.flatnonzero(~mask_N.numpy()):
+            for removed in np.flatnonzero(mask_N.numpy()):
+                trial_N = mask_N.numpy().copy()
+                trial_N[added], trial_N[removed] = True, False
+                assert oracle(trial_N) <= value + 1e-12
+
+
+@pytest.mark.parametrize("max_enumerated", [0, 16])
+@pytest.mark.parametrize("proxy", ["constant", "misleading"])
+def test_any_proxy_of_the_gains_is_safe(monkeypatch, max_enumerated, proxy):
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", max_enumerated)
+    solver, oracle = random_solver("disf", 3, num_samples=14)
+    start_N = solver.top_k()
+    gains = {"constant": lambda mask_N: torch.zeros(14, dtype=torch.float64), "misleading": lambda m: -solver.gains(m)}
+    mask_N, value = polish(start_N, values=solver.values, gains=gains[proxy])
+    assert int(mask_N.sum()) == solver.ground.num_selected
+    assert value >= oracle(start_N.numpy()) - 1e-12
+    assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
+
+
+@pytest.mark.parametrize("num_samples", [1, 5, 20])
+def test_a_mask_that_keeps_everything_is_returned_unchanged(num_samples):
+    ones_N = torch.ones(num_samples, dtype=torch.bool)
+    mask_N, value = polish(
+        ones_N,
+        values=lambda masks_RN: masks_RN.double().sum(1),
+        gains=lambda mask_N: pytest.fail("nothing can be exchanged"),
+    )
+    assert torch.equal(mask_N, ones_N)
+    assert value == num_samples
+
+
+@pytest.mark.parametrize("num_samples", [6, 20])
+def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
+    start_N = oracles.mask_of([1, 3, 4], num_samples)
+    mask_N, value = polish(
+        torch.tensor(start_N),
+        values=lambda masks_RN: torch.zeros(len(masks_RN), dtype=torch.float64),
+        gains=lambda mask_N: torch.arange(num_samples, dtype=torch.float64),
+    )
+    np.testing.assert_array_equal(mask_N, start_N)
+    assert value == 0.0

@@ -1,0 +1,306 @@
+import numpy as np
+import oracles
+import problems
+import pytest
+import torch
+from pretended_ranks import on_ranks
+from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
+
+from datamask_pl import objectives as objectives_module
+from datamask_pl.functional import facility_location as facility_location_functions
+from datamask_pl.objectives import DiSF, Expectation, FacilityLocation, Objective, PairwiseSimilarity, Quality
+
+EXACT = ["facility_location", "pairwise", "disf"]
+
+
+def set_function(kind, features_ND, num_selected):
+    quality_N = np.zeros(len(features_ND))
+    return oracles.objective(kind, features_ND, quality_N, num_selected=num_selected, quality_weight=0.0)
+
+
+def degenerate_rows(name):
+    same_ND = np.tile(unit_rows(1, 4, 0), (8, 1))
+    return {
+        "identical": same_ND,
+        "opposite": same_ND * np.where(np.arange(8) % 2, -1.0, 1.0)[:, None],
+        "two-groups-of-copies": unit_rows(2, 4, 1)[np.arange(8) % 2],
+        "constant-dimensions": np.pad(unit_rows(8, 2, 2) * 0.6, ((0, 0), (0, 2)), constant_values=0.8 / 2**0.5),
+        "one-dimension": np.where(np.arange(8) < 3, -1.0, 1.0)[:, None],
+    }[name]
+
+
+# ---- value -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", DIVERSITIES)
+@pytest.mark.parametrize("num_selected", [1, 2, 9, 30])
+@pytest.mark.parametrize("num_slice_rows", [16_384, 7])
+def test_values_are_those_of_the_oracles(kind, num_selected, num_slice_rows):
+    features_ND = unit_rows(30, 4, 0)
+    ground = ground_set(features_ND, num_selected, num_slice_rows=num_slice_rows)
+    masks_RN = random_masks(5, 30, num_selected, 0)
+    value_R = DIVERSITIES[kind].value(torch.tensor(masks_RN), ground)
+    expected_R = [set_function(kind, features_ND, num_selected)(mask_N) for mask_N in masks_RN]
+    assert value_R.dtype == torch.float64
+    # two samples are perfectly correlated: nothing cancels, but the variances may be small
+    np.testing.assert_allclose(value_R, expected_R, rtol=1e-8 if kind == "disf_standardized" else 1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", DIVERSITIES)
+@pytest.mark.parametrize(
+    "rows", ["identical", "opposite", "two-groups-of-copies", "constant-dimensions", "one-dimension"]
+)
+@pytest.mark.parametrize("num_selected", [1, 2, 5, 8])
+def test_degenerate_sets_have_the_value_of_the_oracle_and_a_finite_gradient(kind, rows, num_selected):
+    features_ND = degenerate_rows(rows)
+    ground = ground_set(features_ND, num_selected)
+    for mask_N in random_masks(4, 8, num_selected, 1):
+        expected = set_function(kind, features_ND, num_selected)(mask_N)
+        assert value_of(DIVERSITIES[kind], mask_N, ground) == pytest.approx(expected, abs=1e-9)
+        result = DIVERSITIES[kind].linearize(torch.tensor(mask_N).double(), ground)
+        assert float(result.value) == pytest.approx(expected, abs=1e-9)
+        assert torch.isfinite(result.gradient_N).all()
+
+
+def test_quality_is_the_mean_of_the_kept():
+    quality_N = qualities(10, 0)
+    ground = ground_set(unit_rows(10, 2, 0), 4, quality_N=quality_N)
+    for mask_N in random_masks(3, 10, 4, 0):
+        assert value_of(Quality(), mask_N, ground) == pytest.approx(quality_N[mask_N].mean(), rel=1e-14)
+
+
+def test_disf_by_gram_matrix_and_by_moments_agree(monkeypatch):
+    features_ND, masks_RN = unit_rows(60, 5, 0), torch.tensor(random_masks(4, 60, 12, 0))
+    by_gram_R = DiSF().value(masks_RN, ground_set(features_ND, 12))
+    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 59)
+    by_moments_R = DiSF().value(masks_RN, ground_set(features_ND, 12, num_slice_rows=13))
+    np.testing.assert_allclose(by_gram_R, by_moments_R, rtol=1e-11)
+
+
+@pytest.mark.parametrize("kind", DIVERSITIES)
+def test_float32_values_are_close_to_those_of_float64(kind):
+    features_ND, masks_RN = unit_rows(3000, 16, 0), torch.tensor(random_masks(3, 3000, 300, 0))
+    values = [
+        DIVERSITIES[kind].value(masks_RN, ground_set(features_ND, 300, dtype=dtype))
+        for dtype in (torch.float32, torch.float64)
+    ]
+    np.testing.assert_allclose(*values, rtol=2e-6)
+
+
+def test_standardized_disf_of_float32_features_knows_a_constant_dimension():
+    """In float32 moments, what the subtraction leaves of a constant dimension looks like a variance."""
+    for seed in range(12):
+        features_ND = 0.3 * unit_rows(1000, 6, seed).astype(np.float32)
+        mask_N = random_masks(1, 1000, 330, seed)[0]
+        features_ND[mask_N, :2] = np.random.default_rng(seed).uniform(-0.6, 0.6, size=2)
+        expected = oracles.disf_standardized(mask_N, features_ND.astype(np.float64))
+        ground = ground_set(features_ND, 330, dtype=torch.float32)
+        assert value_of(DiSF(standardize=True), mask_N, ground) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 2, 5, 30])
+@pytest.mark.parametrize("num_selected", [1, 6])
+def test_facility_location_by_lists_of_any_length_is_exact(num_neighbors, num_selected):
+    features_ND = unit_rows(30, 3, 0)
+    ground = ground_set(features_ND, num_selected, num_slice_rows=11)
+    objective = FacilityLocation(num_neighbors=num_neighbors)
+    masks_RN = torch.tensor(random_masks(40, 30, num_selected, 0))
+    by_lists_R = objective.value(masks_RN, ground)
+    assert ground.is_cached(objective._key(ground))
+    expected_R = [oracles.facility_location(mask_N, features_ND) for mask_N in masks_RN.numpy()]
+    np.testing.assert_allclose(by_lists_R, expected_R, rtol=1e-12)
+
+
+def test_facility_location_of_a_single_mask_builds_no_lists():
+    features_ND = unit_rows(30, 3, 0)
+    ground = ground_set(features_ND, 3, num_slice_rows=11)
+    mask_N = random_masks(1, 30, 3, 0)[0]
+    value = value_of(FacilityLocation(), mask_N, ground)
+    assert not ground.is_cached(FacilityLocation()._key(ground))
+    assert value == pytest.approx(oracles.facility_location(mask_N, features_ND), rel=1e-12)
+
+
+# ---- expectation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("num_selected", [1, 2, 4])
+@pytest.mark.parametrize("num_slice_rows", [16_384, 3])
+def test_expectation_and_gradient_are_the_sums_over_all_masks(kind, num_selected, num_slice_rows):
+    features_ND = unit_rows(8, 3, num_selected)
+    ground = ground_set(features_ND, num_selected, num_slice_rows=num_slice_rows)
+    oracle = set_function(kind, features_ND, num_selected)
+    rng = np.random.default_rng(0)
+    for p_N in (rng.uniform(size=8), rng.choice([0.0, 0.5, 1.0], size=8), np.full(8, num_selected / 8)):
+        result = DIVERSITIES[kind].linearize(torch.tensor(p_N), ground)
+        assert float(result.value) == pytest.approx(oracles.multilinear_extension(p_N, oracle), abs=1e-11)
+        np.testing.assert_allclose(result.gradient_N, oracles.multilinear_gradient(p_N, oracle), atol=1e-11)
+
+
+def test_expectation_of_quality_is_the_sum_over_all_masks():
+    quality_N, p_N = qualities(8, 0), np.random.default_rng(0).uniform(size=8)
+    ground = ground_set(unit_rows(8, 2, 0), 3, quality_N=quality_N)
+    result = Quality().linearize(torch.tensor(p_N), ground)
+
+    def oracle(mask_N):
+        return oracles.quality_mean(mask_N, quality_N, num_selected=3)
+
+    assert float(result.value) == pytest.approx(oracles.multilinear_extension(p_N, oracle), rel=1e-13)
+    np.testing.assert_allclose(result.gradient_N, oracles.multilinear_gradient(p_N, oracle), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", DIVERSITIES)
+@pytest.mark.parametrize("num_selected", [1, 2, 5, 12])
+def test_at_a_mask_the_expectation_is_the_value(kind, num_selected):
+    features_ND = unit_rows(12, 4, 0)
+    ground = ground_set(features_ND, num_selected)
+    for mask_N in random_masks(4, 12, num_selected, 0):
+        result = DIVERSITIES[kind].linearize(torch.tensor(mask_N).double(), ground)
+        assert float(result.value) == pytest.approx(value_of(DIVERSITIES[kind], mask_N, ground), rel=1e-9, abs=1e-11)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_at_a_mask_the_gradient_is_the_marginal_gain(kind):
+    features_ND = unit_rows(12, 4, 0)
+    ground, oracle = ground_set(features_ND, 4), set_function(kind, features_ND, 4)
+    for mask_N in random_masks(4, 12, 4, 0):
+        gradient_N = DIVERSITIES[kind].linearize(torch.tensor(mask_N).double(), ground).gradient_N
+        np.testing.assert_allclose(gradient_N, oracles.marginal_gains(mask_N, oracle), atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", DIVERSITIES)
+@pytest.mark.parametrize("is_mask", [False, True])
+def test_the_gradient_is_that_of_finite_differences(kind, is_mask):
+    ground = ground_set(unit_rows(10, 3, 0), 4)
+    rng = np.random.default_rng(1)
+    p_N = rng.uniform(0.2, 0.8, size=10)
+    p_N = torch.tensor(random_masks(1, 10, 4, 3)[0].astype(float) if is_mask else p_N * 4 / p_N.sum())
+    gradient_N = DIVERSITIES[kind].linearize(p_N, ground).gradient_N
+    step = 1e-5
+    for row in range(10):
+        above, below = p_N.clone(), p_N.clone()
+        above[row] += step
+        below[row] -= step
+        difference = DIVERSITIES[kind].linearize(above, ground).value - DIVERSITIES[kind].linearize(below, ground).value
+        assert float(gradient_N[row]) == pytest.approx(float(difference) / (2 * step), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", DIVERSITIES)
+def test_expectation_can_be_differentiated_and_linearize_leaves_no_graph(kind):
+    ground = ground_set(unit_rows(10, 3, 0), 4)
+    p_N = torch.full((10,), 0.4, dtype=torch.float64, requires_grad=True)
+    (gradient_N,) = torch.autograd.grad(3 * DIVERSITIES[kind].expectation(p_N, ground), p_N)
+    result = DIVERSITIES[kind].linearize(p_N.detach(), ground)
+    torch.testing.assert_close(gradient_N, 3 * result.gradient_N)
+    assert not result.value.requires_grad
+    assert not result.gradient_N.requires_grad
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 2, 4, 8, 20])
+def test_what_short_lists_leave_out_is_within_the_logged_bound(num_neighbors):
+    features_ND = unit_rows(20, 3, 0)
+    rng = np.random.default_rng(0)
+    for p_N in (rng.uniform(size=20), rng.uniform(size=20) ** 4, np.full(20, 0.1)):
+        ground, p = ground_set(features_ND, 2), torch.tensor(p_N)
+        full = FacilityLocation(num_neighbors=20).linearize(p, ground).value
+        short = FacilityLocation(num_neighbors=num_neighbors).linearize(p, ground)
+        left_out = float(full - short.value)
+        assert -1e-13 <= left_out <= float(short.diagnostics["truncation_bound"]) + 1e-13
+        if num_neighbors < 4:
+            assert left_out > 0
+
+
+def test_the_default_list_is_six_over_the_ratio_within_limits():
+    def length(num_samples, num_selected):
+        ground = ground_set(np.ones((num_samples, 1)), num_selected)
+        return FacilityLocation()._key(ground)[1]
+
+    assert [length(1000, 100), length(1000, 900), length(5, 1), length(5000, 1)] == [60, 16, 5, 512]
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_slice_rows", [16_384, 100])
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Quality(),
+        PairwiseSimilarity(),
+        DiSF(),
+        DiSF(standardize=True),
+        FacilityLocation(),
+        FacilityLocation(num_neighbors=4),
+    ],
+    ids=["quality", "pairwise", "disf", "disf_standardized", "facility_location", "short_lists"],
+)
+def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_slice_rows, is_reversed):
+    """LESS #33: the result depends on the number of devices (CASES, 26)."""
+    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
+    monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
+    num_samples, num_selected = 1003, 100
+    features_ND = unit_rows(num_samples, 37, 0)
+    masks_RN = torch.tensor(random_masks(3, num_samples, num_selected, 0))
+    p_N = torch.rand(num_samples, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.2
+    quality_N = qualities(num_samples, 0)
+
+    def job(ranks):
+        ground = ground_set(
+            features_ND,
+            num_selected,
+            quality_N=quality_N,
+            dtype=torch.float32,
+            num_slice_rows=num_slice_rows,
+            ranks=ranks,
+        )
+        before_R = objective.value(masks_RN, ground)
+        result = objective.linearize(p_N, ground)
+        # facility location has its lists now
+        after_R = objective.value(masks_RN, ground)
+        return before_R, after_R, result.value, result.gradient_N, *result.diagnostics.values()
+
+    (expected,) = on_ranks(1, job)
+    for size in (2, 3, 4, 13):
+        for results in on_ranks(size, job, is_reversed=is_reversed):
+            assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
+
+
+# ---- the default of the base class -----------------------------------------------------------------------------------
+
+
+class SquaredSize(Objective):
+    """A custom objective that gives `value` and a differentiable `expectation`, (sum p)^2 - sum p^2 + sum p."""
+
+    def value(self, masks_RN, ground):
+        return masks_RN.double().sum(1).square()
+
+    def expectation(self, p_N, ground):
+        return p_N.sum().square() - p_N.square().sum() + p_N.sum()
+
+
+class ValueAlone(Objective):
+    def value(self, masks_RN, ground):
+        return masks_RN[:, 0].double()
+
+
+def test_a_custom_expectation_is_linearized_by_autograd():
+    p_N = np.random.default_rng(0).uniform(size=5)
+    with torch.no_grad():
+        result = SquaredSize().linearize(torch.tensor(p_N), ground_set(unit_rows(5, 2, 0), 2))
+
+    def oracle(mask_N):
+        return float(mask_N.sum() ** 2)
+
+    assert isinstance(result, Expectation)
+    assert float(result.value) == pytest.approx(oracles.multilinear_extension(p_N, oracle), rel=1e-12)
+    np.testing.assert_allclose(result.gradient_N, oracles.multilinear_gradient(p_N, oracle), rtol=1e-12, atol=1e-13)
+    assert not result.gradient_N.requires_grad
+
+
+def test_who_gives_an_expectation_says_so():
+    assert SquaredSize().has_expectation
+    assert not ValueAlone().has_expectation
+    assert all(objective.has_expectation for objective in [Quality(), *problems.DIVERSITIES.values()])
+    with pytest.raises(NotImplementedError, match="ValueAlone has no expectation"):
+        ValueAlone().expectation(torch.zeros(2), ground_set(unit_rows(2, 2, 0), 1))
