@@ -62,6 +62,13 @@ class Objective(ABC):
             float (R,), finite, higher is better.
         """
 
+    def prepare(self, ground: GroundSet, *, num_masks: int) -> None:  # noqa: B027  # optional
+        """Told on every rank before `value` is asked for `num_masks` masks, over all its calls and all ranks.
+
+        Here is the time to build what pays for so many; deciding it by the masks of one call would make values depend
+        on how the masks are shared out. Does nothing by default.
+        """
+
     def expectation(self, p_N: Tensor, ground: GroundSet) -> Tensor:
         """E value(S) where sample i is kept independently with probability p_i; equals `value` where p is a mask.
 
@@ -269,11 +276,16 @@ class FacilityLocation(ClosedFormObjective):
             raise ConfigError(f"num_neighbors must be at least 1, got {num_neighbors}.")
         self.num_neighbors = num_neighbors
 
+    def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
+        """See `Objective.prepare`. Collective over `ground.ranks`."""
+        # building the lists is N^2 D products, brute force R K N D
+        if num_masks * ground.num_selected >= ground.num_samples:
+            self._neighbors(ground)
+
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
-        # building the lists is N^2 D products, brute force R K N D
-        is_brute_force_cheaper = masks_RN.shape[0] * ground.num_selected < ground.num_samples
-        if is_brute_force_cheaper and not ground.is_cached(self._key(ground)):
+        self.prepare(ground, num_masks=masks_RN.shape[0])
+        if not ground.is_cached(self._key(ground)):
             return torch.stack([self._brute_force(mask_N, ground) for mask_N in masks_RN])
         similarity_TV, neighbor_TV = self._neighbors(ground)
         nearest_VR, is_open_VR = facility_location.nearest_kept_similarity(
@@ -428,6 +440,11 @@ class JointObjective:
             options = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(term.objective).items()))
             parts.append(f"{term.weight:.12g} * {term.name}({options})")
         return " + ".join(parts)
+
+    def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
+        """See `Objective.prepare`."""
+        for term in self.terms:
+            term.objective.prepare(ground, num_masks=num_masks)
 
     def term_values(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """Every term of every mask, neither scaled nor weighted.

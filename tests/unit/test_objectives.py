@@ -8,7 +8,15 @@ from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows
 
 from datamask_pl import objectives as objectives_module
 from datamask_pl.functional import facility_location as facility_location_functions
-from datamask_pl.objectives import DiSF, Expectation, FacilityLocation, Objective, PairwiseSimilarity, Quality
+from datamask_pl.objectives import (
+    DiSF,
+    Expectation,
+    FacilityLocation,
+    JointObjective,
+    Objective,
+    PairwiseSimilarity,
+    Quality,
+)
 
 EXACT = ["facility_location", "pairwise", "disf"]
 
@@ -118,6 +126,24 @@ def test_facility_location_of_a_single_mask_builds_no_lists():
     value = value_of(FacilityLocation(), mask_N, ground)
     assert not ground.is_cached(FacilityLocation()._key(ground))
     assert value == pytest.approx(oracles.facility_location(mask_N, features_ND), rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_rollouts", "num_selected"), [(20, 40), (20, 5), (3, 40)])
+def test_values_of_prepared_sets_do_not_depend_on_how_the_masks_are_shared_out(num_rollouts, num_selected):
+    """Lists and brute force differ in the last bits of float32: which of them is used must not depend on the chunk."""
+    features_ND = unit_rows(200, 32, 0)
+    masks_RN = torch.tensor(random_masks(num_rollouts, 200, num_selected, 0))
+    joint = JointObjective(quality_weight=0.0, diversity="facility_location")
+
+    def values_of_share(masks_of_share):
+        ground = ground_set(features_ND, num_selected, dtype=torch.float32)
+        joint.prepare(ground, num_masks=num_rollouts)
+        return torch.cat([joint.term_values(chunk, ground)[1] for chunk in masks_of_share])
+
+    chunks = masks_RN.split(8)
+    one_rank_R = values_of_share(chunks)
+    a_rank_a_chunk_R = torch.cat([values_of_share([chunk]) for chunk in chunks])
+    assert torch.equal(one_rank_R, a_rank_a_chunk_R)
 
 
 # ---- expectation -----------------------------------------------------------------------------------------------------
