@@ -49,10 +49,19 @@ class FitCLI(LightningCLI):
         """Only `fit`; the other commands are functions."""
         return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}}
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the export and the checkpoints, in the order in which they are called."""
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds our options before Lightning's, so that `fit --help` begins with what is particular to a mask."""
+        parser.usage = "python cli.py fit [--config FILE.yaml] --data.path PATH [options]"
+        parser.description = (
+            "Learns a mask from feature parquet files. Options of --data, --model, --mask and --checkpoint are this "
+            "project's, those of --trainer are Lightning's."
+        )
+        parser.add_lightning_class_args(FeatureDataModule, "data")
+        parser.add_lightning_class_args(MaskLearner, "model")
+        # in the order in which Lightning is to call them
         parser.add_lightning_class_args(MaskExport, "mask")
         parser.add_lightning_class_args(LogitsCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
 
     def before_instantiate_classes(self) -> None:

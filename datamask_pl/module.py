@@ -143,9 +143,14 @@ class MaskLearner(LightningModule):
 
         Raises:
             BudgetError: If the ratio keeps nothing of a block.
-            ConfigError: If the trainer has no data module.
+            ConfigError: If the trainer has no data module, or would compute in half precision.
         """
         source = self._source
+        if self.trainer.precision != "32-true":
+            raise ConfigError(
+                f"trainer.precision must be 32-true, got {self.trainer.precision}: rewards that differ by a part in a "
+                "thousand are lost in half precision. Features are stored and read in float16 where the files are."
+            )
         for num_samples in source.block_sizes:
             budget(self.select_ratio, num_samples)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)

@@ -58,9 +58,11 @@ class RunSummary(Callback):
             flush=True,
         )
 
-    @rank_zero_only
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the table, where the mask is, and what to type next."""
+        """Prints the table, where the mask is, and what to type next. Collective: the run's folder is."""
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero:
+            return
         export = next((callback for callback in trainer.callbacks if isinstance(callback, MaskExport)), None)  # type: ignore[attr-defined]
         if export is None or export.manifest is None:
             return
@@ -69,7 +71,7 @@ class RunSummary(Callback):
         whole = f"{num_blocks} part{'s' * (num_blocks > 1)}"
         parts = f"{num_done} of {num_blocks} blocks" if num_done < num_blocks else whole
         print(f"mask    {export.folder} ({parts})")
-        print(f"watch   tensorboard --logdir {run_folder(trainer)}")
+        print(f"watch   tensorboard --logdir {folder}")
 
 
 def describe_run(manifest: Manifest) -> str:
