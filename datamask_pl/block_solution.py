@@ -16,7 +16,7 @@ from datamask_pl.data.types import Block, Values
 from datamask_pl.functional import plackett_luce
 from datamask_pl.functional.rounding import polish, top_k_mask
 from datamask_pl.ground_set import GroundSet
-from datamask_pl.objectives import JointObjective
+from datamask_pl.joint_objective import JointObjective
 
 NUM_CALIBRATION_MASKS = 64
 # A spread below this share of a term's size is rounding: the term is constant.

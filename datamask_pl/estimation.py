@@ -22,7 +22,7 @@ from datamask_pl.functional.estimators import (
     weighted_score_sum,
 )
 from datamask_pl.ground_set import GroundSet
-from datamask_pl.objectives import JointObjective
+from datamask_pl.joint_objective import JointObjective
 
 RolloutEstimator = Literal["group_relative", "leave_one_out"]
 
@@ -96,6 +96,7 @@ def rollout_update(
         ObjectiveError: If a term of any rollout is not finite; on all ranks.
     """
     chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
+    objective.prepare(ground, num_masks=num_rollouts)
     draws: dict[int, Tensor] = {}
     term_values = torch.zeros(len(objective.terms), num_rollouts, dtype=torch.float64, device=logits_M.device)
     for index in ranks.share(len(chunks)):

@@ -24,8 +24,9 @@ from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.functional.schedule import linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
+from datamask_pl.joint_objective import JointObjective, WeightedObjective
 from datamask_pl.metrics import StepMetrics
-from datamask_pl.objectives import JointObjective, Objective, WeightedObjective
+from datamask_pl.objectives import Objective
 from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]

@@ -8,7 +8,6 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from datamask_pl.errors import ConfigError, ObjectiveError
+from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.neighbors import nearest_neighbors
@@ -351,147 +350,3 @@ class FacilityLocation(ClosedFormObjective):
             bound=2.0 * ground.num_samples,
         )
         return total / ground.num_samples
-
-
-@dataclass(frozen=True)
-class WeightedObjective:
-    """A summand of a weighted list of diversity terms.
-
-    Attributes:
-        objective: `facility_location`, `pairwise`, `disf`, or an objective of your own.
-        weight: its share of the diversity; the weights are divided by their sum.
-    """
-
-    objective: DiversityName | Objective
-    weight: float = 1.0
-
-
-_OBJECTIVES: dict[str, type[Objective]] = {
-    "facility_location": FacilityLocation,
-    "pairwise": PairwiseSimilarity,
-    "disf": DiSF,
-}
-
-
-def resolve_objective(choice: str | Objective) -> tuple[str, Objective]:
-    """Name and instance of an objective given by name or as an instance.
-
-    Raises:
-        ConfigError: If there is no objective of that name.
-    """
-    if isinstance(choice, Objective):
-        names = {kind: name for name, kind in _OBJECTIVES.items()}
-        return names.get(type(choice), type(choice).__name__), choice
-    if choice not in _OBJECTIVES:
-        raise ConfigError(f"model.diversity must be one of {', '.join(_OBJECTIVES)} or a class path, got {choice!r}.")
-    return choice, _OBJECTIVES[choice]()
-
-
-@dataclass(frozen=True)
-class Term:
-    """A summand of the joint objective: weight * objective / scale."""
-
-    name: str
-    weight: float
-    objective: Objective
-
-
-class JointObjective:
-    """f = quality_weight * Q / sd(Q) + (1 - quality_weight) * D / sd(D), D one diversity term or a weighted sum.
-
-    Args:
-        quality_weight: lambda in [0, 1]: 1 is pure quality, 0 pure diversity.
-        diversity: a name, an objective, or a weighted list of them.
-
-    Raises:
-        ConfigError: If a weight is out of range, the list is empty, or a name is unknown.
-    """
-
-    def __init__(self, *, quality_weight: float, diversity: str | Objective | list[WeightedObjective]) -> None:
-        if not 0.0 <= quality_weight <= 1.0:
-            raise ConfigError(f"model.quality_weight must be from 0 to 1, got {quality_weight}.")
-        entries = diversity if isinstance(diversity, list) else [WeightedObjective(diversity)]  # type: ignore[arg-type]
-        total = sum(entry.weight for entry in entries)
-        if not entries or any(entry.weight < 0 for entry in entries) or not 0 < total < math.inf:
-            weights = [entry.weight for entry in entries]
-            raise ConfigError(
-                f"model.diversity needs finite weights that are not negative, one of them positive; got {weights}."
-            )
-        self.terms = [Term("quality", quality_weight, Quality())]
-        for entry in entries:
-            name, objective = resolve_objective(entry.objective)
-            if any(term.name == name for term in self.terms):
-                name = f"{name}_{len(self.terms)}"
-            self.terms.append(Term(name, (1.0 - quality_weight) * entry.weight / total, objective))
-
-    @property
-    def has_expectation(self) -> bool:
-        """True if every term that counts has an expectation."""
-        return not self.without_expectation()
-
-    def without_expectation(self) -> list[str]:
-        """Names of the terms that can only be trained by the rollout estimators."""
-        return [term.name for term in self.terms if term.weight > 0 and not term.objective.has_expectation]
-
-    def describe(self) -> str:
-        """Weights, names and options of the terms, for comparing two runs."""
-        parts = []
-        for term in self.terms:
-            options = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(term.objective).items()))
-            parts.append(f"{term.weight:.12g} * {term.name}({options})")
-        return " + ".join(parts)
-
-    def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
-        """See `Objective.prepare`."""
-        for term in self.terms:
-            term.objective.prepare(ground, num_masks=num_masks)
-
-    def term_values(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
-        """Every term of every mask, neither scaled nor weighted.
-
-        Returns:
-            float64 (number of terms, R).
-
-        Raises:
-            ObjectiveError: If a term returns another shape than one number a mask.
-        """
-        rows = []
-        for term in self.terms:
-            value_R = term.objective.value(masks_RN, ground)
-            if not isinstance(value_R, Tensor) or value_R.shape != masks_RN.shape[:1]:
-                seen = f"shape {tuple(value_R.shape)}" if isinstance(value_R, Tensor) else type(value_R).__name__
-                raise ObjectiveError(
-                    f"objective {term.name} returned {seen} for {masks_RN.shape[0]} masks; "
-                    f"`value` must return one number a mask, a tensor of shape ({masks_RN.shape[0]},)."
-                )
-            rows.append(value_R.detach().double())
-        return torch.stack(rows)
-
-    def combine(self, values: Tensor, scales: Tensor) -> Tensor:
-        """Weighted sum of terms, (number of terms, R) -> (R,). A term of weight or scale 0 counts nothing."""
-        factors_1 = self._factors(scales)[:, None]
-        # not a product with 0: a term that does not count may be NaN
-        return torch.where(factors_1 == 0, 0.0, factors_1 * values).sum(0)
-
-    def linearize(self, p_N: Tensor, ground: GroundSet, scales: Tensor) -> tuple[Expectation, Tensor]:
-        """Value and gradient of the joint expectation, and every term's expectation, unscaled (number of terms,).
-
-        Terms that do not count are not computed; their expectation is given as NaN.
-        """
-        value = torch.zeros((), dtype=torch.float64, device=p_N.device)
-        gradient_N = torch.zeros_like(p_N)
-        term_values = torch.full((len(self.terms),), torch.nan, dtype=torch.float64, device=p_N.device)
-        diagnostics: dict[str, Tensor] = {}
-        for index, (term, factor) in enumerate(zip(self.terms, self._factors(scales).tolist(), strict=True)):
-            if factor == 0.0:
-                continue
-            part = term.objective.linearize(p_N, ground)
-            value = value + factor * part.value
-            gradient_N = gradient_N + factor * part.gradient_N
-            term_values[index] = part.value
-            diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
-        return Expectation(value, gradient_N, diagnostics), term_values
-
-    def _factors(self, scales: Tensor) -> Tensor:
-        weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)
-        return torch.where(scales > 0, weights / torch.where(scales > 0, scales, 1.0), 0.0)

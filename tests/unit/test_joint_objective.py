@@ -7,16 +7,8 @@ import torch
 from problems import ground_set, qualities, random_masks, unit_rows
 
 from datamask_pl.errors import ConfigError, ObjectiveError
-from datamask_pl.objectives import (
-    DiSF,
-    FacilityLocation,
-    JointObjective,
-    Objective,
-    PairwiseSimilarity,
-    Quality,
-    WeightedObjective,
-    resolve_objective,
-)
+from datamask_pl.joint_objective import JointObjective, WeightedObjective, resolve_objective
+from datamask_pl.objectives import DiSF, FacilityLocation, Objective, PairwiseSimilarity, Quality
 
 
 class FirstSample(Objective):

@@ -8,15 +8,8 @@ from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows
 
 from datamask_pl import objectives as objectives_module
 from datamask_pl.functional import facility_location as facility_location_functions
-from datamask_pl.objectives import (
-    DiSF,
-    Expectation,
-    FacilityLocation,
-    JointObjective,
-    Objective,
-    PairwiseSimilarity,
-    Quality,
-)
+from datamask_pl.joint_objective import JointObjective
+from datamask_pl.objectives import DiSF, Expectation, FacilityLocation, Objective, PairwiseSimilarity, Quality
 
 EXACT = ["facility_location", "pairwise", "disf"]
 

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_bytes(source, tmp_path):
 
 def test_every_other_column_keeps_its_exact_type_and_values(tmp_path):
     num_texts = 12
-    stamp = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    stamp = datetime(2026, 1, 2, tzinfo=UTC)
     columns = {
         "big_id": pa.array([2**64 - 1 - row for row in range(num_texts)], pa.uint64()),
         "quality_score": pa.array([0.1] * num_texts, pa.float32()),

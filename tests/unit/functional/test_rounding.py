@@ -6,7 +6,7 @@ import torch
 
 from datamask_pl.functional import multilinear, rounding
 from datamask_pl.functional.rounding import polish, spread_out, top_k_mask
-from datamask_pl.objectives import JointObjective
+from datamask_pl.joint_objective import JointObjective
 
 SCALES = torch.ones(2, dtype=torch.float64)
 
