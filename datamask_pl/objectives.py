@@ -183,15 +183,14 @@ class DiSF(ClosedFormObjective):
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
         k = ground.num_selected
-        if not self.standardize:
-            if ground.num_samples <= MAX_GRAM_SAMPLES:
-                return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
-            return torch.stack([disf.disf_value(self._moment(mask_N, ground), num_selected=k) for mask_N in masks_RN])
-        values = []
-        for mask_N in masks_RN:
-            moment_DD = self._moment(mask_N, ground, dtype=torch.float64)
-            values.append(disf.standardized_value(self._sum(mask_N, ground), moment_DD, num_selected=k))
-        return torch.stack(values)
+        if self.standardize:
+            moments = self._moments(masks_RN, ground, dtype=torch.float64)
+            sums = (self._sum(mask_N, ground) for mask_N in masks_RN)
+            values = [disf.standardized_value(*both, num_selected=k) for both in zip(sums, moments, strict=True)]
+            return torch.stack(values)
+        if ground.num_samples <= MAX_GRAM_SAMPLES:
+            return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
+        return torch.stack([disf.disf_value(moment, num_selected=k) for moment in self._moments(masks_RN, ground)])
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
@@ -221,6 +220,19 @@ class DiSF(ClosedFormObjective):
             return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
 
         return Expectation(value.detach(), ground.map_over_slices(marginal_gains))
+
+    @classmethod
+    def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
+        """The moment of each mask; a mask close to the one before is reached by what differs."""
+        before_N, moment_DD = torch.zeros_like(masks_RN[0]), None
+        for mask_N in masks_RN:
+            if moment_DD is not None and int((mask_N ^ before_N).sum()) < ground.num_selected:
+                difference_N = mask_N.double() - before_N.double()
+                moment_DD = moment_DD + cls._moment(difference_N, ground, dtype=dtype)
+            else:
+                moment_DD = cls._moment(mask_N, ground, dtype=dtype)
+            before_N = mask_N
+            yield moment_DD
 
     @staticmethod
     def _moment(weights_N: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 MAX_NEWTON_STEPS = 100
 RELATIVE_TOLERANCE = 1e-12
+# A million samples of this probability add up to a millionth of one. Zeros can be skipped, and products of smaller
+# numbers would be subnormal in float32, a hundred times slower.
+NEGLIGIBLE = 1e-12
 
 
 def solve_threshold(logits_N: Tensor, num_selected: int) -> Tensor:
@@ -60,13 +63,14 @@ def inclusion_probabilities(logits_N: Tensor, num_selected: int) -> Tensor:
         num_selected: the budget, in [1, N].
 
     Returns:
-        float64 (N,), in [0, 1], with sum `num_selected`.
+        float64 (N,), in [0, 1], with sum `num_selected`; below NEGLIGIBLE it is 0.
 
     Example:
         >>> inclusion_probabilities(torch.zeros(4), 1)
         tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
-    return torch.sigmoid(logits_N.double() - solve_threshold(logits_N, num_selected))
+    p_N = torch.sigmoid(logits_N.double() - solve_threshold(logits_N, num_selected))
+    return p_N.masked_fill_(p_N < NEGLIGIBLE, 0.0)
 
 
 def ascent_direction(gradient_N: Tensor, p_N: Tensor) -> Tensor:
