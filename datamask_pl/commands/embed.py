@@ -5,14 +5,12 @@ Shape suffixes: N texts, T terms, D features.
 
 from __future__ import annotations
 
-import glob
 import os
 import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.atomic import atomic_path, local_path
+from datamask_pl.data.files import Location, expand, open_parquet
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 
-_Result = TypeVar("_Result")
 _ROW_GROUP_SIZE = 4096
 _MAX_TERMS = 2**17  # bounds the decomposition's memory: T x D float32, 140 MB at 256 features
 _NUM_POWER_ITERATIONS = 3
@@ -70,7 +68,7 @@ def embed(
     words of two letters or digits and more, so that languages written without spaces need other features.
 
     Args:
-        source: parquet files, folders or globs, on this machine.
+        source: parquet files, folders, globs or fsspec URLs.
         output: parquet file to write; its folder is created.
         encoder: lsa is TF-IDF of words and pairs of words, then a truncated singular value decomposition.
         text_column: column that holds the text, of a string type.
@@ -89,11 +87,11 @@ def embed(
     """
     _check_options(encoder=encoder, num_dimensions=num_dimensions, min_df=min_df, seed=seed)
     target = local_path("output", output)
-    paths = expand_source([source] if isinstance(source, str) else source)
-    if os.path.realpath(target) in map(os.path.realpath, paths):
+    files = expand(source, option="source")
+    if os.path.realpath(target) in (os.path.realpath(file.path) for file in files if file.filesystem is None):
         raise ConfigError(f"output {output} is one of the sources; write the features to another file.")
     with atomic_path(target) as temporary:
-        corpus = read_corpus(paths, text_column=text_column, feature_column=feature_column)
+        corpus = read_corpus(files, text_column=text_column, feature_column=feature_column)
         features_ND, share = lsa(corpus.texts, num_dimensions=num_dimensions, min_df=min_df, seed=seed)
         _check_vectors(features_ND, corpus, min_df)
         columns = [*corpus.others.columns, feature_array(features_ND)]
@@ -191,34 +189,7 @@ def feature_array(features_ND: npt.NDArray[np.float32]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, pa.list_(pa.float16(), num_dimensions))
 
 
-def expand_source(patterns: Sequence[str]) -> list[str]:
-    """Returns the files that paths, folders and globs stand for: each once, sorted within a pattern.
-
-    Below a folder every `*.parquet` counts, unless it or a folder on the way is hidden (begins with `.` or `_`).
-
-    Raises:
-        ConfigError: If a pattern is the address of a remote file.
-        DataFileError: If a pattern stands for no file.
-    """
-    paths: dict[str, None] = {}
-    for pattern in patterns:
-        path = local_path("source", pattern)
-        if path.is_dir():
-            below = (found.relative_to(path) for found in path.rglob("*.parquet") if found.is_file())
-            found = [str(path / name) for name in below if not any(part[0] in "._" for part in name.parts)]
-        elif path.exists():
-            found = [pattern]
-        else:
-            found = [name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
-        if not found:
-            raise DataFileError(f"source {pattern!r} stands for no file; check the path, and quote a glob.")
-        paths.update(dict.fromkeys(sorted(found)))
-    if not paths:
-        raise ConfigError("source is an empty list; give at least one parquet file.")
-    return list(paths)
-
-
-def read_corpus(paths: list[str], *, text_column: str, feature_column: str) -> Corpus:
+def read_corpus(files: list[Location], *, text_column: str, feature_column: str) -> Corpus:
     """Reads the texts and the other columns of some files; checks every footer before it reads any row.
 
     Raises:
@@ -226,16 +197,21 @@ def read_corpus(paths: list[str], *, text_column: str, feature_column: str) -> C
         DataFileError: If a file cannot be read.
         BadRowError: If a text is null.
     """
-    schemas = [_read(path, lambda file: file.schema_arrow) for path in paths]
+    paths = [file.name for file in files]
+    schemas = []
+    for file in files:
+        with open_parquet(file) as parquet:
+            schemas.append(parquet.schema_arrow)
     for path, schema in zip(paths, schemas, strict=True):
         _check_schema(path, schema, text_column, feature_column)
         _check_same(path, schema, paths[0], schemas[0])
     texts: list[str] = []
     starts: list[int] = []
     others: list[pa.Table] = []
-    for path in paths:
+    for path, file in zip(paths, files, strict=True):
         starts.append(len(texts))
-        table = _read(path, lambda file: file.read())
+        with open_parquet(file) as parquet:
+            table = parquet.read()
         column = table[text_column].cast(pa.large_string())
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
@@ -296,13 +272,3 @@ def _check_same(path: str, schema: pa.Schema, first_path: str, first_schema: pa.
             raise SchemaError(
                 f"Column {name!r} is {expected} in {first_path} and {seen} in {path}; write both with one type."
             )
-
-
-def _read(path: str, read: Callable[[pq.ParquetFile], _Result]) -> _Result:
-    try:
-        # No read-ahead: the files are read whole, one at a time.
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            return read(file)
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise DataFileError(f"{path} cannot be read as parquet: {reason}; write it again or leave it out.") from error

@@ -57,7 +57,7 @@ class Location:
         return pa.OSFile(self.path, "rb") if self.filesystem is None else self.filesystem.open(self.path, "rb")
 
 
-def expand(path: str | Sequence[str]) -> list[Location]:
+def expand(path: str | Sequence[str], *, option: str = "data.path") -> list[Location]:
     """Finds the files that a path, or several, stand for.
 
     A path is a file, a directory (all `*.parquet` below it, but for names that start with `.` or `_`), a glob
@@ -65,6 +65,7 @@ def expand(path: str | Sequence[str]) -> list[Location]:
 
     Args:
         path: one path or several; a file that several of them match is taken once.
+        option: what the user calls it, for errors.
 
     Returns:
         At least one file, sorted by name as text, so part-10 comes before part-2.
@@ -75,7 +76,7 @@ def expand(path: str | Sequence[str]) -> list[Location]:
     """
     patterns = [path] if isinstance(path, str) else list(path)
     if not patterns or not all(patterns):
-        raise ConfigError(f"data.path must name at least one file, directory, glob or URL, got {path!r}.")
+        raise ConfigError(f"{option} must name at least one file, directory, glob or URL, got {path!r}.")
     found: dict[str, Location] = {}
     for pattern in patterns:
         is_remote = "://" in pattern and not pattern.startswith("file://")
@@ -83,7 +84,7 @@ def expand(path: str | Sequence[str]) -> list[Location]:
             locations = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
         if not locations:
             raise DataFileError(
-                f"data.path: nothing matches {redact(pattern)!r}; give a parquet file, a directory that holds "
+                f"{option}: nothing matches {redact(pattern)!r}; give a parquet file, a directory that holds "
                 "*.parquet files, a glob or an fsspec URL."
             )
         for location in locations:
@@ -161,7 +162,7 @@ def _raise(error: OSError) -> None:
 def _diagnose(location: Location, cause: str) -> str:
     """Says in words that name the fault why a file has no footer that could be read."""
     if location.size() == 0:
-        return f"{location.name} is empty (0 bytes); write it again or leave it out of data.path."
+        return f"{location.name} is empty (0 bytes); write it again or leave it out."
     with location.open() as source:
         head = source.read(len(_MAGIC))
         if head != _MAGIC:
