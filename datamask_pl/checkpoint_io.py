@@ -14,6 +14,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamask_pl.atomic import atomic_path
 from datamask_pl.errors import CheckpointError
 
+# Where the learner's own part of a checkpoint is.
+STATE_KEY = "datamask_pl"
 _NAME = re.compile(r"block-(\d+)-step-(\d+)\.ckpt")
 
 
@@ -63,10 +65,12 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports damage by many classes, none of them documented
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {path} is damaged or was not written by datamask_pl ({reason}).") from error
-    if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"checkpoint {path} holds a {type(checkpoint).__name__}, not a checkpoint.")
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(STATE_KEY), dict):
+        raise CheckpointError(
+            f"checkpoint {path} was not written by datamask_pl; give one from a run's checkpoints folder."
+        )
     return checkpoint
 
 

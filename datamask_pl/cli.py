@@ -45,6 +45,8 @@ def main(args: Sequence[str] | None = None) -> None:
         _fail(str(error), is_said_by_all=error.is_on_all_ranks)
     except ArgumentError as error:
         _fail(_one_line(str(error)) + _hint(command, arguments))
+    except UnicodeDecodeError as error:
+        _fail(f"a file that should be text is not ({error}); a config is a YAML file.")
     except Exception as error:
         if type(error).__name__ != "MisconfigurationException":  # named, so that --help of others imports no Lightning
             raise

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from datamask_pl.callbacks.checkpoint import LogitsCheckpoint
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.checkpoint_io import list_checkpoints, newest_whole_checkpoint, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.errors import CheckpointError
+from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError
 from datamask_pl.module import MaskLearner
 
 ENV_PREFIX = "DATAMASK"
@@ -30,8 +31,11 @@ TRAINER_DEFAULTS = {
 }
 
 
-class SaveConfigAtStart(SaveConfigCallback):
-    """Writes config.yaml once everything has been checked: a run that fails its checks leaves no folder behind."""
+class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
+    """Writes config.yaml once everything has been checked: a run that fails its checks leaves no folder behind.
+
+    A Checkpoint, so that Lightning calls it after MaskExport, which checks the mask's folder.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Does nothing yet."""
@@ -64,9 +68,13 @@ class FitCLI(LightningCLI):
         parser.add_lightning_class_args(self.trainer_class, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
 
-    def before_instantiate_classes(self) -> None:
-        """Finds the checkpoint to continue from, and continues in its run's folder."""
-        config = self.config[self.subcommand]
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Finds the checkpoint to continue from, and continues in its run's folder.
+
+        Here, for next Lightning reads the file itself, and shows a traceback if it is damaged.
+        """
+        super().parse_arguments(parser, args)
+        config = self.config[self.config.subcommand]
         if not config.ckpt_path:
             return
         logger = config.trainer.logger
@@ -92,7 +100,12 @@ class FitCLI(LightningCLI):
         if config.enable_progress_bar is not False:
             shown.append(MaskProgressBar())
         config.callbacks = [*_as_list(config.callbacks), *shown]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except DatamaskError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
 
     def before_fit(self) -> None:
         """Hands the resolved configuration to the manifest."""
@@ -113,6 +126,8 @@ def run_fit(args: list[str] | None) -> FitCLI:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     # Lightning 2.6 calls a part of torch that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # Whoever calls `main` with arguments has a command line of his own.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within Python")
     parser_kwargs = {"default_env": True, "env_prefix": ENV_PREFIX, "exit_on_error": False}
     return FitCLI(
         MaskLearner,

@@ -65,12 +65,15 @@ class RunSummary(Callback):
             return
         export = next((callback for callback in trainer.callbacks if isinstance(callback, MaskExport)), None)  # type: ignore[attr-defined]
         if export is None or export.manifest is None:
+            print("nothing was left to do: all blocks are finished, or trainer.max_epochs, max_steps or max_time is 0")
             return
         print(describe_run(export.manifest))
         num_done, num_blocks = len(export.manifest.blocks), export.manifest.num_blocks
         whole = f"{num_blocks} part{'s' * (num_blocks > 1)}"
         parts = f"{num_done} of {num_blocks} blocks" if num_done < num_blocks else whole
         print(f"mask    {export.folder} ({parts})")
+        if num_done < num_blocks:
+            print("more    the same command, without what made it stop, with --ckpt_path last")
         print(f"watch   tensorboard --logdir {folder}")
 
 
