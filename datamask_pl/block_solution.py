@@ -101,9 +101,13 @@ def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Ten
 
     Returns:
         float64 (number of terms,); 0 for a term that is constant, which then counts nothing.
+
+    Raises:
+        ObjectiveError: If a term that counts is not finite; on all ranks.
     """
     masks_RN = draw_uniform_masks(NUM_CALIBRATION_MASKS, ground, seed=seed)
     values = objective.term_values(masks_RN, ground)
+    objective.check_finite(values, when="in calibration, before the first step")
     spread = values.std(dim=1, correction=1)
     return torch.where(spread > RELATIVE_SPREAD * values.abs().amax(1), spread, 0.0)
 
@@ -149,8 +153,13 @@ def round_logits(
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
-    """What each mask is worth. Collective over `ground.ranks`."""
+    """What each mask is worth. Collective over `ground.ranks`.
+
+    Raises:
+        ObjectiveError: If a term that counts is not finite; on all ranks.
+    """
     terms = objective.term_values(masks_RN, ground)
+    objective.check_finite(terms, when="after the last step")
     f_R = objective.combine(terms, scales)
     names = [term.name for term in objective.terms]
     return [

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
-from datamask_pl.errors import ObjectiveError
 from datamask_pl.functional import multilinear, plackett_luce
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
@@ -45,7 +44,9 @@ class Update:
     best_mask_M: Tensor | None = None
 
 
-def multilinear_update(logits_M: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> Update:
+def multilinear_update(
+    logits_M: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor, step_name: str = "a step"
+) -> Update:
     """The exact gradient of the expected objective, and the direction of mirror ascent. Collective.
 
     Args:
@@ -53,15 +54,19 @@ def multilinear_update(logits_M: Tensor, *, objective: JointObjective, ground: G
         objective: every term that counts has an expectation.
         ground: the M samples, shared by `ground.ranks`.
         scales: float64 (number of terms,), by which the terms are divided.
+        step_name: for error messages.
+
+    Raises:
+        ObjectiveError: If an expectation or its gradient is not finite; on all ranks.
     """
     p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
-    expectation, term_values = objective.linearize(p_M, ground, scales)
+    expectation, term_values = objective.linearize(p_M, ground, scales, when=f"at {step_name}")
     metrics = {
         "objective/f": expectation.value,
         "policy/undecided": multilinear.undecided_share(p_M, ground.num_selected),
     }
-    for term, value in zip(objective.terms, term_values, strict=True):
-        if term.weight > 0:
+    for term, value, scale in zip(objective.terms, term_values, scales.tolist(), strict=True):
+        if term.weight > 0 and scale > 0:
             metrics[f"objective/{term.name}"] = value
     metrics |= {f"objective/{name}": value for name, value in expectation.diagnostics.items()}
     return Update(multilinear.ascent_direction(expectation.gradient_N, p_M), metrics)
@@ -106,7 +111,7 @@ def rollout_update(
         masks_CM = plackett_luce.masks_of(draws[index], ground.num_samples)
         term_values[:, chunks[index]] = objective.term_values(masks_CM, ground)
     ranks.sum_(term_values)
-    _check_finite(term_values, objective, step_name)
+    objective.check_finite(term_values, when=f"at {step_name}")
     rewards_R = objective.combine(term_values, scales)
     advantage = group_relative_advantage if estimator == "group_relative" else leave_one_out_advantage
     advantages_R = advantage(rewards_R)
@@ -137,15 +142,3 @@ def rollout_update(
 def _draw(logits_M: Tensor, num_selected: int, seed: int) -> Tensor:
     generator = torch.Generator(logits_M.device).manual_seed(seed)
     return plackett_luce.draw(logits_M, num_selected, generator=generator)
-
-
-def _check_finite(term_values: Tensor, objective: JointObjective, step_name: str) -> None:
-    for term, values_R in zip(objective.terms, term_values, strict=True):
-        if not bool(values_R.isfinite().all()):
-            rollout = int((~values_R.isfinite()).nonzero()[0])
-            error = ObjectiveError(
-                f"objective {term.name} returned {values_R[rollout].item()} at {step_name}, rollout {rollout}; "
-                "`value` must return finite numbers."
-            )
-            error.is_on_all_ranks = True
-            raise error

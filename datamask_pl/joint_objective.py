@@ -108,7 +108,7 @@ class JointObjective:
         """Weights, names and options of the terms, for comparing two runs."""
         parts = []
         for term in self.terms:
-            options = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(term.objective).items()))
+            options = ", ".join(f"{name}={_describe(value)}" for name, value in sorted(vars(term.objective).items()))
             parts.append(f"{term.weight:.12g} * {term.name}({options})")
         return " + ".join(parts)
 
@@ -144,10 +144,33 @@ class JointObjective:
         # not a product with 0: a term that does not count may be NaN
         return torch.where(factors_1 == 0, 0.0, factors_1 * values).sum(0)
 
-    def linearize(self, p_N: Tensor, ground: GroundSet, scales: Tensor) -> tuple[Expectation, Tensor]:
+    def check_finite(self, values: Tensor, *, when: str) -> None:
+        """Checks the values of the terms that count.
+
+        Args:
+            values: float64 (number of terms, R), from `term_values`, the same on every rank.
+            when: for the error's text.
+
+        Raises:
+            ObjectiveError: If one is not finite.
+        """
+        for term, values_R in zip(self.terms, values, strict=True):
+            if term.weight > 0 and not bool(values_R.isfinite().all()):
+                index = int((~values_R.isfinite()).nonzero()[0])
+                raise _not_finite(
+                    f"objective {term.name} returned {values_R[index].item()} for mask {index} {when}; "
+                    "`value` must return finite numbers."
+                )
+
+    def linearize(
+        self, p_N: Tensor, ground: GroundSet, scales: Tensor, *, when: str = "of a mask"
+    ) -> tuple[Expectation, Tensor]:
         """Value and gradient of the joint expectation, and every term's expectation, unscaled (number of terms,).
 
         Terms that do not count are not computed; their expectation is given as NaN.
+
+        Raises:
+            ObjectiveError: If a term's expectation or its gradient is not finite; its text ends with `when`.
         """
         value = torch.zeros((), dtype=torch.float64, device=p_N.device)
         gradient_N = torch.zeros_like(p_N)
@@ -157,6 +180,12 @@ class JointObjective:
             if factor == 0.0:
                 continue
             part = term.objective.linearize(p_N, ground)
+            if not bool(part.value.isfinite() & part.gradient_N.isfinite().all()):
+                raise _not_finite(
+                    f"objective {term.name} has an expectation of {part.value.item()} with "
+                    f"{int((~part.gradient_N.isfinite()).sum())} derivatives that are not finite {when}; "
+                    "`expectation` must be finite and differentiable where probabilities are 0 or 1, too."
+                )
             value = value + factor * part.value
             gradient_N = gradient_N + factor * part.gradient_N
             term_values[index] = part.value
@@ -166,3 +195,16 @@ class JointObjective:
     def _factors(self, scales: Tensor) -> Tensor:
         weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)
         return torch.where(scales > 0, weights / torch.where(scales > 0, scales, 1.0), 0.0)
+
+
+def _not_finite(message: str) -> ObjectiveError:
+    error = ObjectiveError(message)
+    error.is_on_all_ranks = True
+    return error
+
+
+def _describe(option: object) -> str:
+    """An option as text that is the same in every process: of anything but plain values, its type."""
+    if isinstance(option, (list, tuple)):
+        return f"[{', '.join(map(_describe, option))}]"
+    return repr(option) if option is None or isinstance(option, (bool, int, float, str)) else type(option).__name__

@@ -5,6 +5,7 @@ Shapes: N samples of the block, M samples of a step.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Literal, cast, get_args
 
@@ -14,12 +15,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamask_pl.block_solution import BlockState, calibrate, draw_uniform_masks, round_logits, value_of
+from datamask_pl.checkpoint_io import STATE_KEY
+from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup
-from datamask_pl.errors import CheckpointError, ConfigError
+from datamask_pl.errors import BudgetError, CheckpointError, ConfigError
 from datamask_pl.estimation import Update, multilinear_update, rollout_update
 from datamask_pl.functional import multilinear
-from datamask_pl.functional.budget import budget
+from datamask_pl.functional.budget import budget, share_of
 from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.functional.schedule import linear_rate
 from datamask_pl.functional.seeding import derive_seed
@@ -111,6 +114,7 @@ class MaskLearner(LightningModule):
         _check(self.num_steps >= 1, "num_steps must be at least 1", self.num_steps)
         _check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
         _check(self.min_lr >= 0, "min_lr must not be negative", self.min_lr)
+        _check(math.isfinite(self.max_lr), "max_lr must be finite", self.max_lr)
         _check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
         _check(patience is None or patience >= 1, "patience must be at least 1", patience)
         _check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
@@ -137,6 +141,12 @@ class MaskLearner(LightningModule):
         """Index of the block that was begun last."""
         return self._current.block.index
 
+    @property
+    def is_block_done(self) -> bool:
+        """True once the block at hand has had all its steps or has settled; False if the run stops within it."""
+        num_steps = min(self.num_steps, int(self.trainer.num_training_batches))
+        return self._current.is_settled or self._current.num_steps >= num_steps
+
     # ---- Lightning's hooks, in the order in which they are called
 
     def setup(self, stage: str) -> None:
@@ -154,6 +164,7 @@ class MaskLearner(LightningModule):
             )
         for num_samples in source.block_sizes:
             budget(self.select_ratio, num_samples)
+            self._check_step_budget(num_samples)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
         self.policy = MaskPolicy(max(source.block_sizes))
         self.ranks = RankGroup.world()
@@ -194,9 +205,15 @@ class MaskLearner(LightningModule):
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Rounds the logits of the block to its mask; `result` holds it from here on. Collective."""
+        """Rounds the logits of the block to its mask; `result` holds it from here on. Collective.
+
+        Lightning calls this also where trainer.max_steps or max_time end the run within a block: there is no result.
+        """
         state = self._current
+        if not self.is_block_done:
+            return
         logits_N = self._logits(state)
+        _check_logits(logits_N, f"block {state.block.index} after its last step")
         num_selected = state.ground.num_selected
         mask_N = round_logits(
             logits_N,
@@ -227,7 +244,7 @@ class MaskLearner(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the logits and Lightning's own counters do not tell; tensors and plain types only."""
-        checkpoint["datamask_pl"] = {
+        checkpoint[STATE_KEY] = {
             "version": STATE_VERSION,
             "plan_hash": self._source.plan_hash,
             "seed": self._source.seed,
@@ -241,13 +258,9 @@ class MaskLearner(LightningModule):
         Raises:
             CheckpointError: If it is not; names what differs, with both values.
         """
-        saved = checkpoint.get("datamask_pl")
-        if saved is None:
-            raise CheckpointError(
-                "the checkpoint was not written by datamask_pl; give one from a run's checkpoints folder."
-            )
+        saved = checkpoint[STATE_KEY]
         here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
-        there = {"version": saved["version"], "plan_hash": saved["plan_hash"], **saved["settings"]}
+        there = {"version": saved.get("version"), "plan_hash": saved.get("plan_hash"), **saved.get("settings", {})}
         differing = [
             f"{name} is {there.get(name)} in the checkpoint and {value} here"
             for name, value in here.items()
@@ -263,6 +276,18 @@ class MaskLearner(LightningModule):
     def is_log_due(self, step: int) -> bool:
         """True on a block's first and last step, and every `trainer.log_every_n_steps` between."""
         return step in (0, self.num_steps - 1) or (step + 1) % max(1, self._log_every_n_steps) == 0
+
+    def _check_step_budget(self, num_samples: int) -> None:
+        """Checks the budget of the part of a block in which a step draws masks."""
+        if self.is_whole_block:
+            return
+        partial = DEFAULT_PARTIAL if self._source.partial is None else self._source.partial
+        try:
+            budget(self.select_ratio, share_of(partial, num_samples))
+        except BudgetError as error:
+            raise BudgetError(
+                f"data.partial: a step draws masks in {partial:g} of a block of {num_samples} samples; there {error}"
+            ) from error
 
     # ---- the parts of a step
 
@@ -334,13 +359,21 @@ class MaskLearner(LightningModule):
         )
 
     def _update(self, batch: PartialBatch, state: BlockState) -> Update:
+        block, step = batch.block.index, batch.step
+        step_name = f"block {block}, step {step}"
+        logits_M = self._logits(state) if batch.rows_M is None else self.policy.logits.detach()[batch.rows_M]
+        _check_logits(logits_M, step_name)
         if self.estimator == "multilinear":
             return multilinear_update(
-                self._logits(state), objective=self.objective, ground=state.ground, scales=state.scales
+                logits_M,
+                objective=self.objective,
+                ground=state.ground,
+                scales=state.scales,
+                step_name=step_name,
             )
-        seed, block, step = self._source.seed, batch.block.index, batch.step
+        seed = self._source.seed
         return rollout_update(
-            self.policy.logits.detach()[batch.rows_M],
+            logits_M,
             objective=self.objective,
             ground=self._ground_of(batch),
             scales=state.scales,
@@ -348,7 +381,7 @@ class MaskLearner(LightningModule):
             num_rollouts=self.num_rollouts,
             seed_of=lambda rollout: derive_seed(seed, block, step, rollout),
             ranks=self.ranks,
-            step_name=f"block {block}, step {step}",
+            step_name=step_name,
         )
 
     def _keep_best(self, update: Update, state: BlockState) -> None:
@@ -391,6 +424,13 @@ class MaskLearner(LightningModule):
             settings["model.num_rollouts"] = self.num_rollouts
         settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
         return {**settings, "data.seed": self._source.seed}
+
+
+def _check_logits(logits_M: Tensor, when: str) -> None:
+    if not bool(logits_M.isfinite().all()):
+        error = ConfigError(f"the logits of {when} are beyond the range of float32; lower model.max_lr.")
+        error.is_on_all_ranks = True
+        raise error
 
 
 def _check(is_allowed: bool, rule: str, value: object) -> None:

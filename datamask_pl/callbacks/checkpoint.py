@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -16,8 +16,16 @@ from datamask_pl.errors import ConfigError
 CHECKPOINTS_OF_BLOCK = 10
 
 
+class Learner(Protocol):
+    """What the checkpoints ask of the learner."""
+
+    @property
+    def is_block_done(self) -> bool:
+        """False if the run stops within the block."""
+
+
 class LogitsCheckpoint(Checkpoint):
-    """Saves during a block, at its end, and at the end of the run, into `checkpoints` in the run's folder.
+    """Saves during a block, at its end, and where the run stops within one, into `checkpoints` in the run's folder.
 
     Args:
         every_n_steps: steps of a block between checkpoints; a tenth of the block's steps if left out.
@@ -31,7 +39,6 @@ class LogitsCheckpoint(Checkpoint):
             raise ConfigError(f"checkpoint.keep must be at least 1, got {keep}.")
         self.every_n_steps = every_n_steps
         self.keep = keep
-        self._saved: tuple[int, int] | None = None
         self._reached = (0, 0)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -46,28 +53,25 @@ class LogitsCheckpoint(Checkpoint):
         batch: PartialBatch,
         batch_idx: int,
     ) -> None:
-        """Saves every so many steps."""
+        """Saves every so many steps, and after the last one that the trainer allows."""
         num_steps = int(trainer.num_training_batches)
         done = batch.step + 1
         self._reached = (batch.block.index, done)
         interval = self.every_n_steps or math.ceil(num_steps / CHECKPOINTS_OF_BLOCK)
+        # Here, for at the epoch's end Lightning has counted the block as done, and would resume with the next.
+        is_stopping = trainer.should_stop or trainer.global_step == trainer.max_steps
         # The block's last step is saved after its mask has been written, not before.
-        if done % interval == 0 and done < num_steps:
+        if (done % interval == 0 or is_stopping) and done < num_steps:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after the block's mask has been written."""
-        self._save(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves what was done since, if the run ended within a block."""
-        if self._reached != (0, 0) and self._saved != self._reached:
+        if cast(Learner, pl_module).is_block_done:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         folder = run_folder(trainer) / "checkpoints"
         trainer.save_checkpoint(folder / checkpoint_name(*self._reached), weights_only=False)
-        self._saved = self._reached
         if trainer.is_global_zero:
             for path in list_checkpoints(folder)[: -self.keep]:
                 path.unlink(missing_ok=True)

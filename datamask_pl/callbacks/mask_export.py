@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.data.types import BlockResult, BlockSource
 from datamask_pl.distributed import share_failure
-from datamask_pl.errors import ConfigError
-from datamask_pl.mask_file import Manifest, check_part, describe_block, write_part
+from datamask_pl.errors import CheckpointError, ConfigError
+from datamask_pl.mask_file import MANIFEST_NAME, Manifest, check_part, describe_block, write_part
 
 PACKAGES = ("datamask_pl", "torch", "lightning", "pyarrow", "numpy")
 
@@ -44,27 +44,22 @@ class MaskExport(Checkpoint):
         self.folder: Path | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finds the folder, and checks that what is in it belongs to this run.
+        """Finds the folder, checks that what is in it belongs to this run, and begins the manifest. Collective.
 
         Raises:
             ConfigError: If the folder holds the mask of other data.
-            CheckpointError: If the part of a block that the checkpoint takes for finished is not there.
+            DataFileError: If it cannot be written to.
+            CheckpointError: If a block that the checkpoint takes for finished is not there.
         """
         self.folder = Path(self.output) if self.output else run_folder(trainer) / "mask"
         source = _source(trainer)
         learner = cast(Learner, pl_module)
+        finished: dict[int, dict[str, Any]] = {}
         error: Exception | None = None
         try:
-            manifest = Manifest.read(self.folder)
-            if manifest is not None and manifest.plan_hash != source.plan_hash:
-                raise ConfigError(
-                    f"{self.folder} holds the mask of other data (plan {manifest.plan_hash[:12]}, here "
-                    f"{source.plan_hash[:12]}); give another folder as mask.output."
-                )
-            for block in range(trainer.current_epoch):
-                check_part(self.folder, block, plan_hash=source.plan_hash)
+            finished = _finished_blocks(self.folder, trainer.current_epoch, plan_hash=source.plan_hash)
         except Exception as caught:
-            error, manifest = caught, None
+            error = caught
         share_failure(error)
         self.manifest = Manifest(
             plan_hash=source.plan_hash,
@@ -73,15 +68,22 @@ class MaskExport(Checkpoint):
             settings=learner.settings(),
             versions=_versions(),
             config=self.config,
-            blocks={} if manifest is None else manifest.blocks,
+            blocks=finished,
         )
+        try:
+            if trainer.is_global_zero:
+                self.manifest.write(self.folder)
+        except Exception as caught:
+            error = caught
+        share_failure(error)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the part of the block, then the manifest; on rank 0, and every rank learns if that failed."""
         assert self.manifest is not None
         assert self.folder is not None
         result = cast(Learner, pl_module).result
-        assert result is not None
+        if result is None:  # the run stops within the block
+            return
         self.manifest.blocks[result.block.index] = describe_block(result)
         error: Exception | None = None
         try:
@@ -91,6 +93,25 @@ class MaskExport(Checkpoint):
         except Exception as caught:
             error = caught
         share_failure(error)
+
+
+def _finished_blocks(folder: Path, num_finished: int, *, plan_hash: str) -> dict[int, dict[str, Any]]:
+    """What the manifest says of the first blocks; other parts are of an earlier run, or will be made again."""
+    manifest = Manifest.read(folder)
+    if manifest is not None and manifest.plan_hash != plan_hash:
+        raise ConfigError(
+            f"{folder} holds the mask of other data (plan {manifest.plan_hash[:12]}, here {plan_hash[:12]}); "
+            "give another folder as mask.output."
+        )
+    listed = {} if manifest is None else manifest.blocks
+    for block in range(num_finished):
+        check_part(folder, block, plan_hash=plan_hash)
+        if block not in listed:
+            raise CheckpointError(
+                f"block {block} is finished according to the checkpoint, but {folder / MANIFEST_NAME} does not list "
+                "it; keep a run's checkpoints and mask folder together, or start without --ckpt_path."
+            )
+    return {block: listed[block] for block in range(num_finished)}
 
 
 def _source(trainer: Trainer) -> BlockSource:
