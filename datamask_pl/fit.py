@@ -126,6 +126,8 @@ def run_fit(args: list[str] | None) -> FitCLI:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     # Lightning 2.6 calls a part of torch that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # First and last step of a block are always logged.
+    warnings.filterwarnings("ignore", message=r"The number of training batches .* is smaller than the logging interval")
     # Whoever calls `main` with arguments has a command line of his own.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within Python")
     parser_kwargs = {"default_env": True, "env_prefix": ENV_PREFIX, "exit_on_error": False}

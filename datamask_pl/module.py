@@ -407,8 +407,8 @@ class MaskLearner(LightningModule):
         self.metrics.reset()
         if self.latest.get("policy/groups_without_spread"):
             rank_zero_warn(
-                "all rollouts of a step had the same reward, and gave no gradient; policy/groups_without_spread in the "
-                "log counts such steps. The objective may be constant on this data."
+                "all rollouts of a step had the same reward, and gave no gradient: the policy has settled on one mask, "
+                "or the objective is constant on this data. policy/groups_without_spread in the log counts such steps."
             )
         for logger in self.trainer.loggers:
             logger.log_metrics(self.latest, step=self.global_step)

@@ -1,4 +1,4 @@
-"""Writes the small parquet files of the data tests."""
+"""Writes the small parquet files of the tests."""
 
 import numpy as np
 import pyarrow as pa

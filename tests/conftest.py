@@ -1,0 +1,26 @@
+"""What all tests share."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """The number of threads decides on the last bits of a product, and small products are faster on one."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    """A variable of the developer's shell is an option of `fit`."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("DATAMASK_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
