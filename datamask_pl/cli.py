@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from datamask_pl import __version__
 from datamask_pl.errors import DatamaskError
@@ -52,8 +53,12 @@ def main(args: Sequence[str] | None = None) -> None:
             raise
         _fail(_one_line(str(error)))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        _end_interrupted(command)
+    except SystemExit as error:
+        # Lightning answers Ctrl-C with exit(1).
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        _end_interrupted(command)
 
 
 def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
@@ -96,9 +101,20 @@ def _hint(command: str, arguments: list[str]) -> str:
     return f" (python cli.py {command} --help lists the options)"
 
 
+def _end_interrupted(command: str) -> NoReturn:
+    if _rank() == 0:
+        hint = "; --ckpt_path last continues a run that has written a checkpoint" if command == "fit" else ""
+        print(f"interrupted{hint}", file=sys.stderr, flush=True)
+    sys.exit(INTERRUPTED)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) or 0)
+
+
 def _fail(message: str, *, is_said_by_all: bool = False) -> None:
     """Prints one line and ends; what every rank says is printed by rank 0 alone."""
-    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) or 0)
+    rank = _rank()
     if not (is_said_by_all and rank):
         prefix = f"error on rank {rank}: " if rank else "error: "
         print(prefix + message, file=sys.stderr, flush=True)

@@ -94,6 +94,8 @@ class JointObjective:
             if any(term.name == name for term in self.terms):
                 name = f"{name}_{len(self.terms)}"
             self.terms.append(Term(name, (1.0 - quality_weight) * entry.weight / total, objective))
+        # now, for an objective may keep what it has seen beside its options
+        self._description = " + ".join(map(_describe_term, self.terms))
 
     @property
     def has_expectation(self) -> bool:
@@ -106,11 +108,7 @@ class JointObjective:
 
     def describe(self) -> str:
         """Weights, names and options of the terms, for comparing two runs."""
-        parts = []
-        for term in self.terms:
-            options = ", ".join(f"{name}={_describe(value)}" for name, value in sorted(vars(term.objective).items()))
-            parts.append(f"{term.weight:.12g} * {term.name}({options})")
-        return " + ".join(parts)
+        return self._description
 
     def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
         """See `Objective.prepare`."""
@@ -201,6 +199,11 @@ def _not_finite(message: str) -> ObjectiveError:
     error = ObjectiveError(message)
     error.is_on_all_ranks = True
     return error
+
+
+def _describe_term(term: Term) -> str:
+    options = ", ".join(f"{name}={_describe(value)}" for name, value in sorted(vars(term.objective).items()))
+    return f"{term.weight:.12g} * {term.name}({options})"
 
 
 def _describe(option: object) -> str:

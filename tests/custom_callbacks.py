@@ -21,3 +21,18 @@ class CountsSteps(Callback):
 
     def on_train_end(self, *_) -> None:
         Path(self.path).write_text(str(self.num_steps))
+
+
+class StopsAfter(Callback):
+    """Asks the trainer to stop.
+
+    Args:
+        num_steps: steps of the run after which it does.
+    """
+
+    def __init__(self, *, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        if trainer.global_step == self.num_steps:
+            trainer.should_stop = True

@@ -308,7 +308,9 @@ class TestObjectives:
     def test_an_objective_of_the_users_own_needs_only_a_value(self, blocks, workplace):
         diversity = {"class_path": "custom_objectives.EvenRows", "init_args": {"scale": 2.0}}
         config = write_config(workplace / "config.yaml", model={"diversity": diversity, "quality_weight": 0.0})
-        fit(*blocks, "--config", config, *ESTIMATORS["group_relative"], "--data.partial", "1", "--model.num_steps", "20")
+        fit(
+            *blocks, "--config", config, *ESTIMATORS["group_relative"], "--data.partial", "1", "--model.num_steps", "20"
+        )
         for block in manifest(run_folder())["blocks"].values():
             assert block["mask"]["terms"]["EvenRows"] >= 1.5  # of 2; a random mask has 1
 

@@ -1,0 +1,306 @@
+"""What a user's mistake looks like: one line that names the remedy, an exit code, and nothing written."""
+
+import signal
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from fits import ESTIMATORS, assert_same_mask, files_below, fit, parts, run, run_folder, start, write_shards
+from shards import make_table, vectors, write
+
+from datamask_pl.cli import main
+
+
+@pytest.fixture
+def data(workplace):
+    """Two shards, in three blocks of 20 rows each."""
+    return ("--data.path", write_shards("shards", [40, 20]), "--data.block_size", "20", "--model.num_steps", "4")
+
+
+class Refusal:
+    """Runs `fit` in this process, and holds it to what is promised of an error."""
+
+    def __init__(self, folder, capsys):
+        self.folder = folder
+        self.capsys = capsys
+
+    def __call__(self, *needed, args, command=fit):
+        before = files_below(self.folder)
+        with pytest.raises(SystemExit) as ended:
+            command(*args)
+        captured = self.capsys.readouterr()
+        assert ended.value.code == 2
+        assert captured.err.startswith("error: "), captured.err
+        assert captured.err.count("\n") == 1, captured.err
+        for text in needed:
+            assert text in captured.err
+        assert files_below(self.folder) == before
+        return captured.err
+
+
+@pytest.fixture
+def refused(workplace, capsys):
+    return Refusal(workplace, capsys)
+
+
+def shard_with(**columns):
+    return ("--data.path", write(_path("bad.parquet"), make_table(20, dim=4, **columns)))
+
+
+def _path(name):
+    from pathlib import Path
+
+    return Path(name)
+
+
+def features_with(row, value):
+    features = [[1.0, 2.0, 3.0, float(index)] for index in range(20)]
+    features[row] = value
+    return vectors(features, pa.list_(pa.float32()))
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("args", "needed"),
+        [
+            (("--model.select_ratio", "0.01"), ("select_ratio keeps 0 of 20", "raise it to at least 0.025")),
+            (("--model.select_ratio", "0"), ("select_ratio must be above 0", "0.0")),
+            (("--model.select_ratio", "1.5"), ("at most 1", "1.5")),
+            (("--model.quality_weight", "2"), ("model.quality_weight must be from 0 to 1, got 2.0",)),
+            (("--model.shiny", "1"), ("--model.shiny", "fit --help")),
+            (("--model.estimator", "reinforce"), ("reinforce", "'multilinear', 'leave_one_out', 'group_relative'")),
+            (("--model.diversity", "variety"), ("variety", "'facility_location', 'pairwise', 'disf'")),
+            (("--model.diversity", "no_such_module.Mine"), ("No module named 'no_such_module'",)),
+            (("--model.diversity", "custom_objectives.NoSuchClass"), ("NoSuchClass",)),
+            (("--model.diversity", "custom_objectives.EvenRows"), ("EvenRows", "group_relative or leave_one_out")),
+            (("--model.num_rollouts", "1"), ("model.num_rollouts must be at least 2", "got 1")),
+            (("--model.num_steps", "0"), ("model.num_steps must be at least 1",)),
+            (("--model.num_steps", "many"), ("model.num_steps", "many", "int")),
+            (("--model.min_lr", "5"), ("model.max_lr must be at least min_lr (5.0), got 2.0",)),
+            (("--model.patience", "0"), ("model.patience must be at least 1",)),
+            (("--model.min_churn", "2"), ("model.min_churn must be from 0 to 1",)),
+            (("--checkpoint.every_n_steps", "0"), ("checkpoint.every_n_steps must be at least 1",)),
+            (("--checkpoint.keep", "0"), ("checkpoint.keep must be at least 1",)),
+            (("--data.seed", "-1"), ("data.seed must be at least 0",)),
+            (("--data.partial", "0"), ("data.partial must be above 0",)),
+            (("--data.block_size", "0"), ("data.block_size must be at least 1",)),
+            (("--data.quality_columns", "{}"), ("data.quality_columns must name at least one",)),
+            (("--data.quality_columns", "{quality_score: high}"), ("data.quality_columns", "high", "float")),
+            (("--trainer.precision", "bf16-mixed"), ("trainer.precision must be 32-true", "bf16-mixed", "float16")),
+            (("--trainer.accelerator", "abacus"), ("abacus", "cpu", "cuda")),
+            (("--trainer.strategy", "luck"), ("luck", "ddp")),
+            (("--trainer.accumulate_grad_batches", "2"), ("accumulate_grad_batches",)),
+            (("--trainer.enable_checkpointing", "false"), ("enable_checkpointing",)),
+            (("--ckpt_path", "last"), ("--ckpt_path last", "no run in runs/datamask has a checkpoint")),
+            (("--ckpt_path", "no.ckpt"), ("no.ckpt does not exist", "last")),
+            (("--config", "no.yaml"), ("no.yaml", "does not exist")),
+            (
+                (*ESTIMATORS["group_relative"], "--data.partial", "0.01"),
+                ("data.partial", "0.01 of a block of 20 samples", "keeps 0 of 1"),
+            ),
+        ],
+        ids=lambda value: " ".join(value)[:60],
+    )
+    def test_an_option_that_cannot_work_is_refused(self, refused, data, args, needed):
+        refused(*needed, args=(*data, *args))
+
+    @pytest.mark.parametrize(
+        ("text", "needed"),
+        [
+            (b"data: [\n", "parsing"),
+            (b"model:\n  shiny: 1\n", "model.shiny"),
+            (b"hello", "hello"),
+            (b"\xff\xfe\x00", "YAML"),
+        ],
+    )
+    def test_a_config_that_cannot_be_read_is_refused(self, refused, data, workplace, text, needed):
+        (workplace / "config.yaml").write_bytes(text)
+        refused(needed, args=(*data, "--config", "config.yaml"))
+
+    def test_a_variable_with_a_bad_value_is_refused(self, refused, data, monkeypatch):
+        monkeypatch.setenv("DATAMASK_FIT__MODEL__SELECT_RATIO", "7")
+        refused("select_ratio must be above 0 and at most 1, got 7.0", args=data)
+
+    def test_a_pattern_without_quotes_is_explained(self, refused, data):
+        refused("quotes", args=("--data.path", "shards/shard-0.parquet", "shards/shard-1.parquet"))
+
+    def test_fit_without_data_is_told_what_it_needs(self, refused):
+        refused("data.path", args=())
+
+    def test_an_unknown_command_is_answered_with_the_commands(self, refused):
+        refused("'fitt'", "fit", "embed", "sample", args=(["fitt"],), command=main)
+
+    @pytest.mark.parametrize(
+        ("class_name", "needed"),
+        [
+            ("NotANumberAfter", ("NotANumberAfter returned nan", "in calibration")),
+            ("WrongShape", ("WrongShape returned shape ()", "one number a mask")),
+        ],
+    )
+    def test_an_objective_that_fails_at_once_is_named(self, data, workplace, capsys, class_name, needed):
+        with pytest.raises(SystemExit) as ended:
+            fit(*data, *ESTIMATORS["group_relative"], "--model.diversity", f"custom_objectives.{class_name}")
+        err = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert err.startswith("error: objective ")
+        assert err.count("\n") == 1
+        assert all(text in err for text in needed)
+        assert not parts(run_folder())
+
+
+class TestData:
+    def test_a_path_that_matches_nothing(self, refused):
+        refused("nothing matches 'nowhere/*.parquet'", args=("--data.path", "nowhere/*.parquet"))
+
+    @pytest.mark.parametrize("option", ["id_column", "feature_column"])
+    def test_a_column_that_is_not_there(self, refused, data, option):
+        needed = ("shard-0.parquet has no column 'wrong'", "chunk_id, quality_score, feature_arr")
+        refused(*needed, args=(*data, f"--data.{option}", "wrong"))
+
+    def test_a_quality_column_that_is_not_there(self, refused, data):
+        refused("has no column 'wrong'", args=(*data, "--data.quality_columns", "{wrong: 1.0}"))
+
+    @pytest.mark.parametrize(
+        ("columns", "needed"),
+        [
+            (lambda: {"feature_arr": features_with(3, [1.0, np.nan, 0.0, 0.0])}, ("row 3", "element 1 is nan")),
+            (lambda: {"feature_arr": features_with(4, [0.0] * 4)}, ("row 4", "zero")),
+            (lambda: {"feature_arr": features_with(5, [1.0, 2.0])}, ("row 5", "4 elements", "it has 2")),
+            (lambda: {"feature_arr": features_with(6, None)}, ("row 6", "null")),
+            (lambda: {"quality_score": pa.array([1.0] * 19 + [np.nan])}, ("row 19", "'quality_score'", "nan")),
+            (lambda: {"quality_score": pa.array(["good"] * 20)}, ("'quality_score'", "string")),
+            (lambda: {"chunk_id": pa.array([1] * 19 + [None], pa.int64())}, ("row 19", "'chunk_id'", "null")),
+        ],
+        ids=["nan feature", "zero vector", "ragged", "null vector", "nan quality", "text quality", "null id"],
+    )
+    def test_a_row_that_cannot_be_used(self, refused, columns, needed):
+        refused("bad.parquet", *needed, args=shard_with(**columns()))
+
+    @pytest.mark.parametrize(
+        ("spoil", "needed"),
+        [
+            (lambda content: content[: len(content) // 2], "cut off"),
+            (lambda content: content[:-6], "cut off"),
+            (lambda content: b"", "0 bytes"),
+            (lambda content: b"chunk_id,quality_score\n1,2\n", "not a parquet file"),
+        ],
+        ids=["half", "six bytes", "empty", "text"],
+    )
+    def test_a_file_that_is_not_whole(self, refused, data, workplace, spoil, needed):
+        """All files are looked at before anything is written."""
+        path = workplace / "shards/shard-1.parquet"
+        path.write_bytes(spoil(path.read_bytes()))
+        refused("shard-1.parquet", needed, args=data)
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def last(self, data, workplace):
+        """The newest checkpoint of a run."""
+        fit(*data)
+        return sorted((run_folder() / "checkpoints").iterdir())[-1]
+
+    @pytest.mark.parametrize(
+        ("args", "needed"),
+        [
+            (("--model.select_ratio", "0.2"), "model.select_ratio is 0.1 in the checkpoint and 0.2 here"),
+            (("--model.num_steps", "9"), "model.num_steps is 4 in the checkpoint and 9 here"),
+            (("--model.diversity", "disf"), "disf(standardize=False)"),
+            (("--data.seed", "5"), "data.seed is 0 in the checkpoint and 5 here"),
+            (("--data.block_size", "30"), "plan_hash"),
+            (("--data.quality_scaling", "minmax"), "plan_hash"),
+        ],
+        ids=lambda value: value[0] if isinstance(value, tuple) else "",
+    )
+    def test_one_of_other_settings_or_data(self, refused, data, last, capsys, args, needed):
+        capsys.readouterr()
+        refused(needed, "start without --ckpt_path", args=(*data, *args, "--ckpt_path", "last"))
+
+    @pytest.mark.parametrize("content", ["half", "text", "empty", "list", "other dict"])
+    def test_one_that_is_damaged_or_foreign(self, refused, data, last, workplace, capsys, content):
+        capsys.readouterr()
+        path = workplace / "given.ckpt"
+        if content in ("list", "other dict"):
+            torch.save([1] if content == "list" else {"state_dict": {}}, path)
+        else:
+            path.write_bytes({"half": last.read_bytes()[:1500], "text": b"hello", "empty": b""}[content])
+        refused("given.ckpt", "datamask_pl", args=(*data, "--ckpt_path", str(path)))
+
+    def test_one_whose_masks_are_gone(self, refused, data, last, capsys):
+        capsys.readouterr()
+        (run_folder() / "mask/part-00001.parquet").unlink()
+        sorted((run_folder() / "checkpoints").iterdir())[-1].unlink()  # the run is not finished any more
+        needed = ("block 1 is finished according to the checkpoint", "part-00001.parquet")
+        refused(*needed, args=(*data, "--ckpt_path", "last"))
+
+    def test_one_whose_manifest_is_gone(self, refused, data, last, capsys):
+        capsys.readouterr()
+        (run_folder() / "mask/manifest.json").unlink()
+        sorted((run_folder() / "checkpoints").iterdir())[-1].unlink()
+        refused("manifest.json does not list", args=(*data, "--ckpt_path", "last"))
+
+
+class TestMaskFolder:
+    def test_one_that_holds_the_mask_of_other_data(self, refused, data, capsys):
+        fit(*data, "--mask.output", "mask")
+        capsys.readouterr()
+        needed = ("mask holds the mask of other data", "give another folder as mask.output")
+        refused(*needed, args=(*data, "--mask.output", "mask", "--data.block_size", "30"))
+
+    def test_one_with_a_damaged_manifest(self, refused, data, workplace):
+        (workplace / "mask").mkdir()
+        (workplace / "mask/manifest.json").write_text('{"format": 1')
+        refused("mask/manifest.json cannot be read", args=(*data, "--mask.output", "mask"))
+
+    def test_one_that_is_a_file(self, refused, data, workplace):
+        (workplace / "mask").write_text("")
+        refused("mask/manifest.json cannot be written", "not a folder", args=(*data, "--mask.output", "mask"))
+
+
+class TestProcess:
+    """The same through a process of its own."""
+
+    @pytest.mark.parametrize(
+        ("args", "needed"),
+        [
+            (("--data.path", "nowhere"), "nothing matches 'nowhere'"),
+            (("--data.path", "shards", "--model.select_ratio", "0.001"), "raise it to at least"),
+            (("--data.path", "shards", "--ckpt_path", "last"), "no run in runs/datamask has a checkpoint"),
+        ],
+        ids=["path", "ratio", "checkpoint"],
+    )
+    def test_one_line_on_stderr_and_nothing_written(self, data, workplace, args, needed):
+        before = files_below(workplace)
+        code, out, err = run(*args, folder=workplace)
+        assert code == 2
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert needed in err
+        assert files_below(workplace) == before
+
+    def test_an_interrupted_run_ends_without_a_traceback_and_resumes_as_if_it_had_not_been(self, workplace):
+        path = write_shards("shards", [300, 300])
+        args = ("--data.path", path, "--data.block_size", "200", "--model.num_steps", "60", "--model.max_lr", "0.5")
+        fit(*args, "--mask.output", "undisturbed", "--trainer.logger", "false", "--trainer.default_root_dir", "other")
+        process = start(*args, "--checkpoint.every_n_steps", "1", folder=workplace)
+        folder = run_folder() / "checkpoints"
+        try:
+            deadline_s = time.monotonic() + 60
+            while not list(folder.glob("block-00001-*.ckpt")):
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline_s
+                time.sleep(0.005)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 130
+        assert err == "interrupted; --ckpt_path last continues a run that has written a checkpoint\n"
+        for checkpoint in folder.iterdir():
+            assert torch.load(checkpoint, weights_only=True)["datamask_pl"]["version"] == 1
+        assert len(parts(run_folder())) < 3
+        fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(), workplace / "undisturbed", num_parts=3)

@@ -1,0 +1,204 @@
+"""A run that is killed, at whatever moment, and resumed is a run that was never stopped.
+
+lightning #19815: resume repeats or skips a batch. lightning #11979: the last steps are lost. lightning #19970: a cut-off
+checkpoint or output.
+"""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from fits import QUIET, assert_same_mask, files_below, fit, manifest, parts, run_folder, start, write_shards
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from datamask_pl.checkpoint_io import AtomicCheckpointIO
+from datamask_pl.cli import main
+
+ROLLOUTS = ("--model.num_rollouts", "4", "--model.num_steps", "5")
+SETTINGS = {
+    "multilinear": ("--model.num_steps", "5"),
+    "group_relative": ("--model.estimator", "group_relative", *ROLLOUTS, "--data.partial", "0.3"),
+    "leave_one_out, best rollout": ("--model.estimator", "leave_one_out", *ROLLOUTS, "--data.partial", "1"),
+    "patience": ("--model.num_steps", "30", "--model.patience", "2", "--model.max_lr", "4"),
+    "quality first": ("--model.num_steps", "5", "--model.init", "quality", "--model.diversity", "disf"),
+}
+
+
+@pytest.fixture
+def blocks(workplace):
+    """Arguments for three blocks of 40 rows."""
+    path = write_shards(workplace / "shards", [70, 50])
+    return ("--data.path", path, "--data.block_size", "40", "--model.select_ratio", "0.2", "--data.seed", "7")
+
+
+class Disk:
+    """What a process that is killed leaves behind: copies of the run's folder around every checkpoint."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder = folder
+        self.copies = []
+        save = AtomicCheckpointIO.save_checkpoint
+
+        def save_between_copies(io, checkpoint, path, storage_options=None):
+            self._copy(f"before {path.name}")
+            save(io, checkpoint, path, storage_options)
+            self._copy(f"after {path.name}")
+
+        monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", save_between_copies)
+
+    def _copy(self, name):
+        # a settled block is saved after its last step, and under the same name once its mask is written
+        name = f"{len(self.copies):02} {name}"
+        shutil.copytree(run_folder(), self.folder / name)
+        self.copies.append(name)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_killed_beside_any_checkpoint_resumes_as_if_it_had_not_been(blocks, workplace, monkeypatch, setting):
+    args = (*blocks, *SETTINGS[setting])
+    with monkeypatch.context() as patch:
+        disk = Disk(workplace / "disk", patch)
+        fit(*args, "--checkpoint.every_n_steps", "1")
+    undisturbed = run_folder().rename(workplace / "undisturbed")
+    if setting != "patience":
+        assert len(disk.copies) == 2 * 3 * 5
+    resumable = [name for name in disk.copies if list((disk.folder / name).glob("checkpoints/*.ckpt"))]
+    for name in [name for index, name in enumerate(resumable) if index % 3 == 0 or "step-000005" in name]:
+        shutil.rmtree(run_folder(), ignore_errors=True)
+        shutil.copytree(disk.folder / name, run_folder())
+        fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(), undisturbed, num_parts=3)
+        expected, seen = manifest(undisturbed)["blocks"], manifest(run_folder())["blocks"]
+        for block in (*expected.values(), *seen.values()):
+            assert block.pop("seconds") > 0
+        assert seen == expected, name
+
+
+def kill_at(moment, *args, folder):
+    """Runs until a checkpoint of the (block, step), or a later one, is there, then kills the process."""
+    process = start(*args, "--checkpoint.every_n_steps", "1", folder=folder)
+    try:
+        deadline_s = time.monotonic() + 60
+        while True:
+            names = [path.stem.split("-") for path in (run_folder(folder) / "checkpoints").glob("block-*.ckpt")]
+            if any((int(name[1]), int(name[3])) >= moment for name in names):
+                break
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+    finally:
+        process.kill()
+
+
+@pytest.mark.filterwarnings("ignore:all rollouts of a step:UserWarning")  # so many steps settle so few rows
+@pytest.mark.parametrize(
+    ("setting", "moments"),
+    [("multilinear", [(0, 3), (1, 20), (2, 30)]), ("group_relative", [(1, 1)]), ("patience", [(1, 2)])],
+)
+def test_a_process_killed_by_the_system_and_resumed_is_one_that_was_not(blocks, workplace, setting, moments):
+    slow = () if setting == "patience" else ("--model.num_steps", "60")
+    args = (*blocks, *SETTINGS[setting], *slow)
+    fit(*args, "--mask.output", "undisturbed", "--trainer.logger", "false", "--trainer.default_root_dir", "other")
+    for index, moment in enumerate(moments):
+        kill_at(moment, *args, *(("--ckpt_path", "last") if index else ()), folder=workplace)
+    fit(*args, "--ckpt_path", "last")
+    assert_same_mask(run_folder(), workplace / "undisturbed", num_parts=3)
+
+
+class TestStoppingWithinABlock:
+    """What Lightning takes for the end of an epoch is not the end of a block."""
+
+    @pytest.mark.parametrize("estimator", ["multilinear", "group_relative"])
+    @pytest.mark.parametrize("num_steps", [3, 5, 8])
+    def test_max_steps(self, blocks, workplace, capsys, estimator, num_steps):
+        args = (*blocks, *SETTINGS[estimator])
+        fit(*args)
+        capsys.readouterr()
+        fit(*args, "--trainer.max_steps", str(num_steps))
+        assert len(parts(run_folder(version=1))) == num_steps // 5
+        assert f"({num_steps // 5} of 3 blocks)" in (out := capsys.readouterr().out)
+        assert "--ckpt_path last" in out
+        fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+
+    def test_a_callback_that_stops_the_run(self, blocks):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        callback = {"class_path": "custom_callbacks.StopsAfter", "init_args": {"num_steps": 8}}
+        fit(*args, "--trainer.callbacks+", json.dumps(callback))
+        assert len(parts(run_folder(version=1))) == 1
+        fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+
+
+class TestResuming:
+    def test_it_goes_on_in_the_folder_of_the_run_and_in_its_log(self, blocks):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args, "--trainer.max_steps", "8")
+        fit(*args, "--ckpt_path", "last")
+        assert sorted(path.name for path in Path("runs/datamask").iterdir()) == ["version_0"]
+        events = EventAccumulator(str(run_folder())).Reload()
+        assert [event.step for event in events.Scalars("objective/f")] == list(range(1, 16))
+
+    def test_last_is_the_newest_run_and_a_path_is_any(self, blocks, workplace):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        fit(*args, "--trainer.max_steps", "8")
+        fit(*args, "--trainer.max_steps", "2")
+        fit(*args, "--ckpt_path", "last")
+        assert [len(parts(run_folder(version=version))) for version in (0, 1, 2)] == [3, 1, 3]
+        fit(*args, "--ckpt_path", str(sorted((run_folder(version=1) / "checkpoints").iterdir())[-1]))
+        for version in (1, 2):
+            assert_same_mask(run_folder(version=version), run_folder(), num_parts=3)
+
+    def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(self, blocks):
+        args = (*blocks, "--model.num_steps", "5", "--checkpoint.every_n_steps", "1")
+        fit(*args)
+        fit(*args, "--trainer.max_steps", "8")
+        newest = run_folder(version=1) / "checkpoints/block-00001-step-000003.ckpt"
+        newest.write_bytes(newest.read_bytes()[:2000])
+        with pytest.warns(UserWarning, match="block-00001-step-000003.ckpt is damaged.*Falling back to the one before"):
+            fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+
+    def test_a_finished_run_has_nothing_left_to_do_and_says_so(self, blocks, workplace, capsys):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        before = files_below(workplace)
+        capsys.readouterr()
+        fit(*args, "--ckpt_path", "last")
+        assert "nothing was left to do" in capsys.readouterr().out
+        assert files_below(workplace) == before
+
+    def test_more_blocks_than_max_epochs_can_be_had_later(self, blocks):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        fit(*args, "--trainer.max_epochs", "1")
+        fit(*args, "--trainer.max_epochs", "2", "--ckpt_path", "last")
+        assert len(parts(run_folder(version=1))) == 2
+        fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+
+    def test_an_objective_of_the_users_own_with_parts_of_its_own_is_recognised(self, blocks, workplace):
+        """An object that is part of an objective prints as another address in every process."""
+        args = (*blocks, *SETTINGS["group_relative"], "--model.diversity", "custom_objectives.EvenRows")
+        fit(*args)
+        fit(*args, "--trainer.max_steps", "8")
+        fit(*args, "--ckpt_path", "last")
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+
+    def test_the_interval_of_checkpoints_and_log_may_change(self, blocks):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        fit(*args, "--trainer.max_steps", "8")
+        main(
+            ["fit", *QUIET, *args, "--ckpt_path", "last", "--checkpoint.keep", "1", "--trainer.log_every_n_steps", "3"]
+        )
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+        assert len(list((run_folder(version=1) / "checkpoints").iterdir())) == 1
