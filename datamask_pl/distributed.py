@@ -6,6 +6,8 @@ round and any number of ranks gives the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +48,31 @@ def share_failure(error: Exception | None) -> None:
             if isinstance(shared, DatamaskError):
                 shared.is_on_all_ranks = True
             raise shared
+
+
+def leave_group() -> None:
+    """Ends the process group, if there is one, once all ranks are done. Collective.
+
+    A process that ends with its group open now and then aborts, when gloo's threads outlive the interpreter.
+    """
+    if rank_and_world()[1] > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """What any rank raises within, every rank raises at the end. Collective.
+
+    Raises:
+        Exception: See `share_failure`.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    share_failure(error)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.checkpoint_io import list_checkpoints, newest_whole_checkpoint, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
+from datamask_pl.distributed import leave_group
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError
 from datamask_pl.module import MaskLearner
 
@@ -114,6 +115,10 @@ class FitCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskExport):
                 callback.config = json.loads(dumped)
+
+    def after_fit(self) -> None:
+        """Parts from the other processes."""
+        leave_group()
 
 
 def run_fit(args: list[str] | None) -> FitCLI:

@@ -18,7 +18,7 @@ from datamask_pl.block_solution import BlockState, calibrate, draw_uniform_masks
 from datamask_pl.checkpoint_io import STATE_KEY
 from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
-from datamask_pl.distributed import RankGroup
+from datamask_pl.distributed import RankGroup, failing_together
 from datamask_pl.errors import BudgetError, CheckpointError, ConfigError
 from datamask_pl.estimation import Update, multilinear_update, rollout_update
 from datamask_pl.functional import multilinear
@@ -157,14 +157,11 @@ class MaskLearner(LightningModule):
             ConfigError: If the trainer has no data module, or would compute in half precision.
         """
         source = self._source
-        if self.trainer.precision != "32-true":
-            raise ConfigError(
-                f"trainer.precision must be 32-true, got {self.trainer.precision}: rewards that differ by a part in a "
-                "thousand are lost in half precision. Features are stored and read in float16 where the files are."
-            )
-        for num_samples in source.block_sizes:
-            budget(self.select_ratio, num_samples)
-            self._check_step_budget(num_samples)
+        with failing_together():
+            self._check_precision()
+            for num_samples in source.block_sizes:
+                budget(self.select_ratio, num_samples)
+                self._check_step_budget(num_samples)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
         self.policy = MaskPolicy(max(source.block_sizes))
         self.ranks = RankGroup.world()
@@ -259,6 +256,11 @@ class MaskLearner(LightningModule):
             CheckpointError: If it is not; names what differs, with both values.
         """
         saved = checkpoint[STATE_KEY]
+        with failing_together():
+            self._check_belongs(saved)
+        self._restored = saved["block"]
+
+    def _check_belongs(self, saved: dict[str, Any]) -> None:
         here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
         there = {"version": saved.get("version"), "plan_hash": saved.get("plan_hash"), **saved.get("settings", {})}
         differing = [
@@ -271,11 +273,17 @@ class MaskLearner(LightningModule):
                 f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
                 "Give the data and options that it was made with, or start without --ckpt_path."
             )
-        self._restored = saved["block"]
 
     def is_log_due(self, step: int) -> bool:
         """True on a block's first and last step, and every `trainer.log_every_n_steps` between."""
         return step in (0, self.num_steps - 1) or (step + 1) % max(1, self._log_every_n_steps) == 0
+
+    def _check_precision(self) -> None:
+        if self.trainer.precision != "32-true":
+            raise ConfigError(
+                f"trainer.precision must be 32-true, got {self.trainer.precision}: rewards that differ by a part in a "
+                "thousand are lost in half precision. Features are stored and read in float16 where the files are."
+            )
 
     def _check_step_budget(self, num_samples: int) -> None:
         """Checks the budget of the part of a block in which a step draws masks."""

@@ -58,3 +58,12 @@ class LogExpectation(Objective):
 
     def expectation(self, p_N, ground):
         return (p_N * (p_N - p_N.mean()).log()).sum()
+
+
+class FailsOnRankOne(Objective):
+    """Meets on one rank what no other meets."""
+
+    def value(self, masks_RN, ground):
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            raise RuntimeError("the proxy model's GPU is gone")
+        return masks_RN.double().sum(1)

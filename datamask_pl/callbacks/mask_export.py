@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.data.types import BlockResult, BlockSource
-from datamask_pl.distributed import share_failure
+from datamask_pl.distributed import failing_together
 from datamask_pl.errors import CheckpointError, ConfigError
 from datamask_pl.mask_file import MANIFEST_NAME, Manifest, check_part, describe_block, write_part
 
@@ -54,13 +54,8 @@ class MaskExport(Checkpoint):
         self.folder = Path(self.output) if self.output else run_folder(trainer) / "mask"
         source = _source(trainer)
         learner = cast(Learner, pl_module)
-        finished: dict[int, dict[str, Any]] = {}
-        error: Exception | None = None
-        try:
+        with failing_together():
             finished = _finished_blocks(self.folder, trainer.current_epoch, plan_hash=source.plan_hash)
-        except Exception as caught:
-            error = caught
-        share_failure(error)
         self.manifest = Manifest(
             plan_hash=source.plan_hash,
             files=source.files,
@@ -70,12 +65,9 @@ class MaskExport(Checkpoint):
             config=self.config,
             blocks=finished,
         )
-        try:
+        with failing_together():
             if trainer.is_global_zero:
                 self.manifest.write(self.folder)
-        except Exception as caught:
-            error = caught
-        share_failure(error)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the part of the block, then the manifest; on rank 0, and every rank learns if that failed."""
@@ -85,14 +77,10 @@ class MaskExport(Checkpoint):
         if result is None:  # the run stops within the block
             return
         self.manifest.blocks[result.block.index] = describe_block(result)
-        error: Exception | None = None
-        try:
+        with failing_together():
             if trainer.is_global_zero:
                 write_part(self.folder, result, files=self.manifest.files, plan_hash=self.manifest.plan_hash)
                 self.manifest.write(self.folder)
-        except Exception as caught:
-            error = caught
-        share_failure(error)
 
 
 def _finished_blocks(folder: Path, num_finished: int, *, plan_hash: str) -> dict[int, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """A run that is killed, at whatever moment, and resumed is a run that was never stopped.
 
-lightning #19815: resume repeats or skips a batch. lightning #11979: the last steps are lost. lightning #19970: a cut-off
-checkpoint or output.
+lightning #19815: resume repeats or skips a batch. lightning #11979: the last steps are lost. lightning #19970: a
+cut-off checkpoint or output.
 """
 
 import json
