@@ -20,7 +20,7 @@ from datamask_pl.data.types import BlockResult
 from datamask_pl.errors import CheckpointError, DataFileError
 
 FORMAT_VERSION = 1
-MANIFEST_NAME = "manifest.json"
+MANIFEST_NAME = "_manifest.json"
 _METADATA_KEY = b"datamask_pl"
 
 

@@ -70,7 +70,7 @@ def parts(mask):
 def manifest(run_or_mask):
     path = Path(run_or_mask)
     path = path / "mask" if (path / "mask").is_dir() else path
-    return json.loads((path / "manifest.json").read_text())
+    return json.loads((path / "_manifest.json").read_text())
 
 
 def selected_ids(tables):

@@ -237,9 +237,9 @@ class TestCheckpoints:
 
     def test_one_whose_manifest_is_gone(self, refused, data, last, capsys):
         capsys.readouterr()
-        (run_folder() / "mask/manifest.json").unlink()
+        (run_folder() / "mask/_manifest.json").unlink()
         sorted((run_folder() / "checkpoints").iterdir())[-1].unlink()
-        refused("manifest.json does not list", args=(*data, "--ckpt_path", "last"))
+        refused("_manifest.json does not list", args=(*data, "--ckpt_path", "last"))
 
 
 class TestMaskFolder:
@@ -251,12 +251,12 @@ class TestMaskFolder:
 
     def test_one_with_a_damaged_manifest(self, refused, data, workplace):
         (workplace / "mask").mkdir()
-        (workplace / "mask/manifest.json").write_text('{"format": 1')
-        refused("mask/manifest.json cannot be read", args=(*data, "--mask.output", "mask"))
+        (workplace / "mask/_manifest.json").write_text('{"format": 1')
+        refused("mask/_manifest.json cannot be read", args=(*data, "--mask.output", "mask"))
 
     def test_one_that_is_a_file(self, refused, data, workplace):
         (workplace / "mask").write_text("")
-        refused("mask/manifest.json cannot be written", "not a folder", args=(*data, "--mask.output", "mask"))
+        refused("mask/_manifest.json cannot be written", "not a folder", args=(*data, "--mask.output", "mask"))
 
 
 class TestProcess:

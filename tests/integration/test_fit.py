@@ -356,7 +356,7 @@ def test_a_run_leaves_a_folder_that_holds_just_what_the_documentation_says(block
     assert [name for name in names if not name.startswith("events.")] == ["checkpoints", "config.yaml", "mask"]
     assert sum(name.startswith("events.") for name in names) == 1
     mask = sorted(path.name for path in (run_folder() / "mask").iterdir())
-    assert mask == ["manifest.json", "part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
+    assert mask == ["_manifest.json", "part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
     checkpoints = sorted(path.name for path in (run_folder() / "checkpoints").iterdir())
     assert checkpoints == ["block-00002-step-000003.ckpt", "block-00002-step-000004.ckpt"]
 
@@ -374,4 +374,4 @@ def test_a_copy_of_the_data_under_another_path_gives_the_same_mask(blocks, shard
     fit(*blocks, "--model.num_steps", "3", "--data.path", "copy")
     for table, other in zip(parts(run_folder()), parts(run_folder(version=1)), strict=True):
         assert table.drop_columns("source_file").equals(other.drop_columns("source_file"))
-    assert json.loads((run_folder() / "mask/manifest.json").read_text())["num_blocks"] == 3
+    assert json.loads((run_folder() / "mask/_manifest.json").read_text())["num_blocks"] == 3
