@@ -29,29 +29,45 @@ def checkpoint_name(block: int, step: int) -> str:
     return f"block-{block:05d}-step-{step:06d}.ckpt"
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; empty if there is no such folder."""
-    found = [(match, path) for path in folder.glob("*.ckpt") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
+def parse_name(path: Path) -> tuple[int, int] | None:
+    """Block and steps done that a checkpoint's name tells, or None if it has another name.
 
-
-def newest_whole_checkpoint(folder: Path) -> Path:
-    """The newest checkpoint that can be read; a damaged one is passed over with a warning.
-
-    Raises:
-        CheckpointError: If there is none.
+    Example:
+        >>> parse_name(Path("checkpoints/block-00003-step-000120.ckpt"))
+        (3, 120)
     """
-    for path in reversed(list_checkpoints(folder)):
+    match = _NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def list_checkpoints(folder: Path, block: int | None = None) -> list[Path]:
+    """The checkpoints in a folder, of one block or of all, oldest first; empty if there is no such folder."""
+    found = [(place, path) for path in folder.glob("*.ckpt") if (place := parse_name(path))]
+    return [path for place, path in sorted(found) if block in (None, place[0])]
+
+
+def newest_whole_checkpoint(folder: Path, block: int, *, below: int) -> Path | None:
+    """The newest checkpoint of a block that can be read; a damaged one is passed over with a warning.
+
+    Args:
+        folder: with checkpoints.
+        block: whose.
+        below: steps of a block; a checkpoint with all of them done is of no use for going on.
+
+    Returns:
+        Its path, or None if there is none.
+    """
+    for path in reversed(list_checkpoints(folder, block)):
+        place = parse_name(path)
+        if place is None or place[1] >= below:
+            continue
         try:
             read_checkpoint(path)
         except CheckpointError as error:
             rank_zero_warn(f"{error} Falling back to the one before.")
         else:
             return path
-    raise CheckpointError(
-        f"there is no checkpoint in {folder} that could be continued; start without --ckpt_path, or give the path of "
-        "another."
-    )
+    return None
 
 
 def read_checkpoint(path: Path | str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from datamask_pl import __version__
-from datamask_pl.errors import DatamaskError
+from datamask_pl.errors import DatamaskError, PreemptedError
 
 COMMANDS = {
     "fit": "learn a mask from feature parquet files, block by block",
@@ -17,6 +17,7 @@ COMMANDS = {
 }
 USAGE_ERROR = 2
 INTERRUPTED = 130
+TRY_AGAIN = 75
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -26,7 +27,8 @@ def main(args: Sequence[str] | None = None) -> None:
         args: command line without the program's name; sys.argv's by default.
 
     Raises:
-        SystemExit: With code 2 and one line on stderr if the user's input cannot be used; with 130 on Ctrl-C.
+        SystemExit: With code 2 and one line on stderr if the user's input cannot be used; with 130 on Ctrl-C; with 75
+            if it was told to end by a signal, has saved, and can be continued.
     """
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -42,6 +44,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
     try:
         _run(command, arguments, is_from_shell=args is None)
+    except PreemptedError as error:
+        if _rank() == 0:
+            print(f"stopped: {error}", file=sys.stderr, flush=True)
+        # Lightning kills the run if a process that it started itself ends with another code than 0
+        is_child = "RANK" not in os.environ and "SLURM_PROCID" not in os.environ and _rank() > 0
+        sys.exit(0 if is_child else TRY_AGAIN)
     except DatamaskError as error:
         _fail(str(error), is_said_by_all=error.is_on_all_ranks)
     except ArgumentError as error:
@@ -103,7 +111,7 @@ def _hint(command: str, arguments: list[str]) -> str:
 
 def _end_interrupted(command: str) -> NoReturn:
     if _rank() == 0:
-        hint = "; --ckpt_path last continues a run that has written a checkpoint" if command == "fit" else ""
+        hint = "; --ckpt_path last goes on with it" if command == "fit" else ""
         print(f"interrupted{hint}", file=sys.stderr, flush=True)
     sys.exit(INTERRUPTED)
 

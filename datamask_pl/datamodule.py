@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
 
-from datamask_pl.data.blocks import BlockBy, BlockPlan, hash_plan, plan_blocks
+from datamask_pl.data.blocks import BlockBy, BlockPlan, deal_blocks, hash_plan, parse_shard, plan_blocks
 from datamask_pl.data.loader import BlockQueue, StepLoader
 from datamask_pl.data.reader import BlockReader, OnBadRow
 from datamask_pl.data.rows import MAX_LISTED, BadRow, BadRows
 from datamask_pl.data.scaling import ConstantQualityWarning, QualityScaling, is_constant
 from datamask_pl.data.schema import Columns, Dataset, read_dataset
 from datamask_pl.data.types import Block
-from datamask_pl.distributed import gather_objects, rank_and_world, share_failure
+from datamask_pl.distributed import failing_together, gather_objects, place, rank_and_world
 from datamask_pl.errors import ConfigError, DataFileError
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class FeatureDataModule(LightningDataModule):
             `error` stops, `drop` leaves it out and lists it. A null id always stops.
         check_rows: reads all rows once before training, shared among the ranks, so that a bad row in the last block
             does not end a run after hours. Costs nothing if there is one block.
+        shard: "i/n": this run takes every n-th block, from the i-th on, counted from 0. For jobs that share nothing but
+            the folder of the mask.
         seed: decides the shuffle, the random parts and the rollouts; from 0 up to, but without, 2^63.
 
     Raises:
@@ -68,6 +70,7 @@ class FeatureDataModule(LightningDataModule):
         partial: float | None = None,
         on_bad_row: Literal["error", "drop"] = "error",
         check_rows: bool = True,
+        shard: str = "0/1",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -96,11 +99,14 @@ class FeatureDataModule(LightningDataModule):
         self.partial = partial
         self.on_bad_row = on_bad_row
         self.check_rows = check_rows
+        self.shard = parse_shard(shard)
         self._seed = seed
         self._contents: _Contents | None = None
         self._steps: tuple[int, bool] | None = None
         self._loader: StepLoader | None = None
         self._has_warned = False
+        self._epoch = 0
+        self._resume: tuple[int, int] | None = None
 
     @property
     def seed(self) -> int:
@@ -108,9 +114,25 @@ class FeatureDataModule(LightningDataModule):
         return self._seed
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the whole data set. Valid after `setup`."""
+        return len(self._ready.plan)
+
+    @property
+    def schedule(self) -> list[int]:
+        """Blocks that this group of ranks is to solve, in order, one an epoch. Valid after `setup`."""
+        return list(self._ready.schedule)
+
+    @property
+    def next_block(self) -> int | None:
+        """The block of the epoch that begins next, None after the last."""
+        contents = self._ready
+        return contents.schedule[self._epoch] if self._epoch < len(contents.schedule) else None
+
+    @property
     def block_sizes(self) -> list[int]:
-        """Number of samples of every block, without the rows that were dropped. Valid after `setup`."""
-        return list(self._ready.block_sizes)
+        """Number of samples of every block of the schedule, without rows that were dropped. Valid after `prepare`."""
+        return [self._ready.block_sizes[index] for index in self._ready.schedule]
 
     @property
     def plan_hash(self) -> str:
@@ -142,9 +164,9 @@ class FeatureDataModule(LightningDataModule):
         self._loader.skip_rest_of_block()
 
     def setup(self, stage: str | None = None) -> None:
-        """Finds the files, checks them, plans the blocks, and reads every row once if `check_rows` is set.
+        """Finds the files, checks them, plans the blocks, and deals them to the groups of ranks.
 
-        Called by every rank; a second call does nothing.
+        Called by every rank; a second call only begins the schedule anew.
 
         Args:
             stage: not used.
@@ -152,24 +174,38 @@ class FeatureDataModule(LightningDataModule):
         Raises:
             DataFileError: If a file is missing, damaged or empty, or the ranks see different files.
             SchemaError: If a column is missing or its type cannot be used.
+        """
+        if self._contents is None:
+            contents: _Contents | None = None
+            with failing_together():
+                contents = self._plan()
+            assert contents is not None
+            _check_same_plan(gather_objects(contents.plan_hash))
+            self._contents = contents
+        here = place()
+        self._ready.schedule = deal_blocks(len(self._ready.plan), shard=self.shard, group=(here.group, here.num_groups))
+        self._epoch = 0
+        self._resume = None
+
+    def skip_blocks(self, finished: Collection[int]) -> None:
+        """Takes finished blocks out of the schedule; between `setup` and `prepare`."""
+        self._ready.schedule = [index for index in self._ready.schedule if index not in finished]
+
+    def prepare(self) -> None:
+        """Reads every row of the schedule's blocks once, if `check_rows` is set; a second call does nothing.
+
+        Raises:
             BadRowError: If a row is bad.
         """
-        if self._contents is not None:
-            return
-        contents, error = None, None
-        try:
-            contents = self._plan()
-        except Exception as caught:
-            error = caught
-        share_failure(error)
-        assert contents is not None
-        _check_same_plan(gather_objects(contents.plan_hash))
         if self.check_rows:
-            self._scan(contents)
-        self._contents = contents
+            self._scan(self._ready)
+
+    def resume_at(self, block: int, step: int) -> None:
+        """Says that the next epoch, of this block, begins with this step."""
+        self._resume = (block, step)
 
     def train_dataloader(self) -> StepLoader:
-        """The batches of the block that `trainer.current_epoch` counts.
+        """The batches of one block of the schedule an epoch.
 
         Raises:
             ConfigError: If `set_steps` was not called.
@@ -179,7 +215,7 @@ class FeatureDataModule(LightningDataModule):
         num_steps, is_whole_block = self._steps
         self._loader = StepLoader(
             take_block=self._take_block,
-            current_block=self._current_block,
+            begin=self._begin_epoch,
             num_steps=num_steps,
             is_whole_block=is_whole_block,
             partial=self.partial,
@@ -233,55 +269,52 @@ class FeatureDataModule(LightningDataModule):
         """Checks every row, the ranks taking the blocks in turn."""
         rank, world = rank_and_world()
         found: dict[int, BadRows] = {}
-        error = None
-        try:
-            if len(contents.plan) == 1:
+        unchecked = [index for index in contents.schedule if index not in contents.checked]
+        with failing_together():
+            if len(contents.plan) == 1 and unchecked:
                 # Every rank needs the only block: read it once and keep it.
                 block, found[0] = contents.reader.read(contents.plan[0], 0)
                 contents.queue.put(block)
             else:
                 num_listed = 0
-                for index in range(rank, len(contents.plan), world):
+                for index in unchecked[rank::world]:
                     found[index] = contents.reader.check(contents.plan[index], index)
                     # No more than all blocks together may list: this is sent to every rank.
                     del found[index].listed[MAX_LISTED - num_listed :]
                     num_listed += len(found[index].listed)
-        except Exception as caught:
-            error = caught
-        share_failure(error)
         for part in gather_objects(found):
             found.update(part)
         for index in sorted(found):
             contents.block_sizes[index] = contents.plan[index].num_rows - found[index].num_rows
             contents.bad_rows.add(found[index])
-        if contents.bad_rows.num_rows and rank == 0:
+            contents.checked.add(index)
+        if contents.bad_rows.num_rows and found and rank == 0:
             first = contents.bad_rows.listed[0]
             _log.warning(
                 "data.on_bad_row: drop leaves out %d of %d rows; the first is row %d of %s: %s.",
                 contents.bad_rows.num_rows,
-                sum(block_plan.num_rows for block_plan in contents.plan),
+                sum(contents.plan[index].num_rows for index in contents.checked),
                 first.row,
                 first.file,
                 first.reason,
             )
 
-    def _current_block(self) -> int:
-        assert self.trainer is not None
-        index: int = self.trainer.current_epoch
-        if index >= len(self._ready.plan):
+    def _begin_epoch(self) -> tuple[int, int]:
+        index = self.next_block
+        if index is None:
             raise ConfigError(
-                f"trainer.max_epochs asks for block {index}, there are {len(self._ready.plan)} blocks; leave it unset."
+                f"trainer.max_epochs asks for more than the {len(self._ready.schedule)} blocks left; leave it unset."
             )
-        return index
+        self._epoch += 1
+        block, step = self._resume or (index, 0)
+        self._resume = None
+        return index, step if block == index else 0
 
     def _take_block(self, index: int) -> Block:
         """The block, or on every rank the error that any rank met; the next one is read meanwhile."""
-        block, error = None, None
-        try:
+        block: Block | None = None
+        with failing_together():
             block = self._ready.queue.take(index)
-        except Exception as caught:
-            error = caught
-        share_failure(error)
         assert block is not None
         self._warn_of_constant_quality(block)
         return block
@@ -309,6 +342,8 @@ class _Contents:
         reader: reads them.
         queue: hands them out.
         block_sizes: rows of each, without those dropped.
+        schedule: blocks that this group of ranks is to solve.
+        checked: blocks whose rows have been read and checked.
         bad_rows: rows dropped.
     """
 
@@ -317,9 +352,16 @@ class _Contents:
         self.plan = plan
         self.plan_hash = plan_hash
         self.reader = reader
-        self.queue = BlockQueue(lambda index: reader.read(plan[index], index)[0], len(plan))
+        self.queue = BlockQueue(lambda index: reader.read(plan[index], index)[0], self._follower)
+        self.schedule: list[int] = []
+        self.checked: set[int] = set()
         self.block_sizes = [block_plan.num_rows for block_plan in plan]
         self.bad_rows = BadRows()
+
+    def _follower(self, index: int) -> int | None:
+        """The block that comes after one in the schedule."""
+        position = self.schedule.index(index) + 1
+        return self.schedule[position] if position < len(self.schedule) else None
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:  # noqa: ANN401

@@ -6,15 +6,59 @@ round and any number of ranks gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from datamask_pl.errors import DatamaskError
+from datamask_pl.errors import AgreementError, DatamaskError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among all, its group's and the others.
+
+    Attributes:
+        rank: over all groups.
+        world_size: processes of all groups.
+        group: which group it belongs to.
+        num_groups: groups, each of which solves blocks of its own.
+        store: torch's store, which all processes share; None where there is one process.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    group: int = 0
+    num_groups: int = 1
+    store: Any = None
+
+
+_place = Place()
+
+
+def place() -> Place:
+    """This process's place, as the strategy set it."""
+    return _place
+
+
+def set_place(new: Place) -> None:
+    """Says where this process stands; called by the strategy alone."""
+    global _place  # one process has one place, as it has one default process group
+    _place = new
+
+
+def decided_once(key: str, decide: Callable[[], str]) -> str:
+    """What rank 0 of all groups decides, on every rank. Every group's rank 0 calls it, once a key."""
+    if _place.num_groups == 1:
+        return decide()
+    if _place.rank == 0:
+        _place.store.set(key, decide())
+    return str(_place.store.get(key).decode())
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -95,6 +139,34 @@ class RankGroup:
     def share(self, count: int) -> range:
         """This rank's contiguous share of `count` pieces of work; shares differ by at most one piece."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def any(self, is_true: bool) -> bool:
+        """True on every rank if it is on any. Through the host: a GPU does not wait for it."""
+        if self.size == 1:
+            return is_true
+        flag = torch.tensor([int(is_true)], dtype=torch.int32)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
+    def check_agreement(self, values: Tensor, what: str) -> None:
+        """Compares a checksum of the values over the ranks, which all hold the same if nothing went wrong.
+
+        Raises:
+            AgreementError: If they differ; names the ranks. On every rank.
+        """
+        if self.size == 1:
+            return
+        digest = hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+        digests = gather_objects(digest)
+        differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if differing:
+            error = AgreementError(
+                f"{what}: ranks {', '.join(map(str, differing))} hold other values than rank 0 "
+                f"({digests[differing[0]][:12]} against {digests[0][:12]}). Hardware, library versions or numbers of "
+                "threads may differ; the run stops, its checkpoints so far are whole."
+            )
+            error.is_on_all_ranks = True
+            raise error
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Adds the tensors of all ranks, in place, and returns the sum.

@@ -46,3 +46,15 @@ class CheckpointError(DatamaskError, ValueError):
 
 class LaunchError(DatamaskError, ValueError):
     """The processes that were started are not the processes that the trainer was told of."""
+
+
+class AgreementError(DatamaskError, RuntimeError):
+    """Ranks that must hold the same logits do not."""
+
+
+class RankFailedError(DatamaskError, RuntimeError):
+    """Another rank ended, so that this one cannot go on."""
+
+
+class PreemptedError(DatamaskError):
+    """The run was told to end, has saved, and can be continued. Not a fault of anyone's."""

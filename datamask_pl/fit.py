@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from datamask_pl.callbacks.checkpoint import LogitsCheckpoint
 from datamask_pl.callbacks.mask_export import MaskExport
+from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
-from datamask_pl.checkpoint_io import list_checkpoints, newest_whole_checkpoint, read_checkpoint
+from datamask_pl.checkpoint_io import parse_name, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import leave_group
-from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError
+from datamask_pl.distributed import leave_group, place
+from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
+from datamask_pl.launch import LaunchOptions, check_launch, is_broken_collective, register_strategy, slurm_plugins
 from datamask_pl.module import MaskLearner
+from datamask_pl.strategy import BlockGroupStrategy
 
 ENV_PREFIX = "DATAMASK"
 TRAINER_DEFAULTS = {
@@ -42,8 +47,9 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
         """Does nothing yet."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the resolved configuration."""
-        super().setup(trainer, pl_module, "fit")
+        """Writes the resolved configuration, once where several groups of ranks share the folder."""
+        if place().group == 0:
+            super().setup(trainer, pl_module, "fit")
 
 
 class FitCLI(LightningCLI):
@@ -61,64 +67,131 @@ class FitCLI(LightningCLI):
             "Learns a mask from feature parquet files. Options of --data, --model, --mask and --checkpoint are this "
             "project's, those of --trainer are Lightning's."
         )
+        parser.add_argument(
+            "--run_name",
+            type=str | None,
+            help="name of the run's folder; the same command continues a run of this name. version_N if left out.",
+        )
         parser.add_lightning_class_args(FeatureDataModule, "data")
         parser.add_lightning_class_args(MaskLearner, "model")
         # in the order in which Lightning is to call them
         parser.add_lightning_class_args(MaskExport, "mask")
+        parser.add_lightning_class_args(Preemption, "preemption")
         parser.add_lightning_class_args(LogitsCheckpoint, "checkpoint")
+        parser.add_class_arguments(LaunchOptions, "launch")
         parser.add_lightning_class_args(self.trainer_class, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Finds the checkpoint to continue from, and continues in its run's folder.
-
-        Here, for next Lightning reads the file itself, and shows a traceback if it is damaged.
-        """
+        """Finds the run to continue, if one is named by --run_name or --ckpt_path."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
-        if not config.ckpt_path:
+        self.resume_from: Path | None = None
+        if not config.run_name and not config.ckpt_path:
             return
         logger = config.trainer.logger
         options = logger.init_args if logger and hasattr(logger, "init_args") else None
-        if config.ckpt_path == "last":
-            if options is None:
-                raise CheckpointError(
-                    "--ckpt_path last needs trainer.logger to find the run; give the path of a .ckpt file."
+        if options is None or "save_dir" not in options:
+            raise ConfigError(
+                "--run_name and --ckpt_path need a trainer.logger with a folder, such as the default one."
+            )
+        if config.run_name and config.ckpt_path:
+            raise ConfigError("--run_name continues by itself; give either --run_name or --ckpt_path.")
+        if config.run_name:
+            if Path(config.run_name).name != config.run_name:
+                raise ConfigError(
+                    f"--run_name must be the name of a folder, got {config.run_name!r}; trainer.logger has its path."
                 )
-            path = find_last_checkpoint(Path(options.save_dir) / options.name, version=options.get("version"))
+            options.version = config.run_name
+            return
+        runs = Path(options.save_dir) / options.name
+        path = find_last_run(runs, options.get("version")) if config.ckpt_path == "last" else Path(config.ckpt_path)
+        if path.is_dir():
+            run = path.resolve()
         else:
-            path = Path(config.ckpt_path)
             read_checkpoint(path)
-        config.ckpt_path = str(path)
-        run = path.resolve().parent.parent
-        if options is not None and path.parent.name == "checkpoints":
-            options.save_dir, options.name, options.version = str(run.parent.parent), run.parent.name, run.name
+            run, self.resume_from = path.resolve().parent.parent, path.resolve()
+            if path.resolve().parent.name != "checkpoints" or parse_name(path) is None:
+                raise CheckpointError(
+                    f"{path} is not in a run's checkpoints folder under the name it was written with; put it back, or "
+                    "give the run's folder."
+                )
+        options.save_dir, options.name, options.version = str(run.parent.parent), run.parent.name, run.name
+        # the learner goes on block by block; Lightning is not to load anything
+        config.ckpt_path = None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
-        """Adds the bar and the summary."""
+        """Adds the bar, the summary and our strategy, and compares what was launched with what was asked for."""
         config = self.config_init[self.subcommand].trainer
         shown: list[Any] = [RunSummary()]
         if config.enable_progress_bar is not False:
             shown.append(MaskProgressBar())
         config.callbacks = [*_as_list(config.callbacks), *shown]
+        launch: LaunchOptions = self.config_init[self.subcommand].launch
+        register_strategy(launch)
+        config.plugins = [*_as_list(config.plugins), *slurm_plugins(config.plugins)]
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except DatamaskError:
             raise
         except ValueError as error:
             raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+        check_launch(trainer)
+        return trainer
 
     def before_fit(self) -> None:
-        """Hands the resolved configuration to the manifest."""
+        """Hands on the resolved configuration and the checkpoint to continue from."""
         parser = self._parser(self.subcommand)
         dumped = parser.dump(self.config[self.subcommand], skip_none=False, format="json")
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskExport):
                 callback.config = json.loads(dumped)
+            if isinstance(callback, LogitsCheckpoint):
+                callback.resume_from = self.resume_from
 
-    def after_fit(self) -> None:
-        """Parts from the other processes."""
-        leave_group()
+    def fit(self, model: MaskLearner, **options: Any) -> None:  # noqa: ANN401
+        """Fits, and says in words why a rank failed.
+
+        Raises:
+            RankFailedError: If another rank ended, so that this one cannot go on.
+        """
+        strategy = self.trainer.strategy
+        try:
+            self.trainer.fit(model, **options)
+        except Exception as error:
+            board = strategy.board if isinstance(strategy, BlockGroupStrategy) else None
+            is_broken = board is not None and is_broken_collective(error)
+            reason = board.find() if board is not None and is_broken else None
+            if board is not None and not is_broken:
+                board.post(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            self._end_children(patience_s=5.0)
+            if not is_broken:
+                raise
+            reason = reason or f"a rank did not answer within launch.timeout_s, {self._launch.timeout_s:g} s"
+            raise RankFailedError(f"{reason}; this rank cannot go on without it.") from error
+        else:
+            leave_group()
+            self._end_children(patience_s=self._launch.timeout_s)
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, Preemption) and callback.is_preempted for callback in callbacks):
+            raise PreemptedError(
+                "the run was told to end, has saved the block at hand, and goes on with the same command where --run_name "
+                "or --ckpt_path last names it."
+            )
+
+    @property
+    def _launch(self) -> LaunchOptions:
+        options: LaunchOptions = self.config_init[self.subcommand].launch
+        return options
+
+    def _end_children(self, *, patience_s: float) -> None:
+        """Waits for the processes that Lightning started, and kills what does not end: nobody else would."""
+        launcher = self.trainer.strategy.launcher
+        for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []:
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def run_fit(args: list[str] | None) -> FitCLI:
@@ -148,8 +221,8 @@ def run_fit(args: list[str] | None) -> FitCLI:
     )
 
 
-def find_last_checkpoint(runs: Path, *, version: int | str | None = None) -> Path:
-    """The newest whole checkpoint of the newest run that has any.
+def find_last_run(runs: Path, version: int | str | None = None) -> Path:
+    """The folder of the newest run that has begun a block.
 
     Args:
         runs: folder of the runs of one name.
@@ -158,17 +231,14 @@ def find_last_checkpoint(runs: Path, *, version: int | str | None = None) -> Pat
     Raises:
         CheckpointError: If there is none.
     """
-    if version is not None:
-        name = version if isinstance(version, str) else f"version_{version}"
-        return newest_whole_checkpoint(runs / name / "checkpoints")
-    folders = [folder for folder in runs.glob("*/checkpoints") if list_checkpoints(folder)]
-    if not folders:
+    name = "*" if version is None else version if isinstance(version, str) else f"version_{version}"
+    traces = [*runs.glob(f"{name}/checkpoints/*.ckpt"), *runs.glob(f"{name}/mask/part-*.parquet")]
+    if not traces:
         raise CheckpointError(
             f"--ckpt_path last: no run in {runs} has a checkpoint; start without --ckpt_path, or give the path of a "
             ".ckpt file."
         )
-    newest = max(folders, key=lambda folder: list_checkpoints(folder)[-1].stat().st_mtime)
-    return newest_whole_checkpoint(newest)
+    return max(traces, key=lambda path: path.stat().st_mtime).parent.parent
 
 
 def _as_list(callbacks: Any) -> list[Any]:  # noqa: ANN401

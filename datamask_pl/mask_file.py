@@ -7,6 +7,8 @@ logit, inclusion probability and quality. Parts and manifest are written whole o
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.atomic import atomic_path
 from datamask_pl.data.types import BlockResult
-from datamask_pl.errors import CheckpointError, DataFileError
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.settings import differences
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
+MAX_MERGES = 20
 _METADATA_KEY = b"datamask_pl"
+_PART = re.compile(r"part-(\d{5,})\.parquet")
 
 
 @dataclass
@@ -49,15 +55,28 @@ class Manifest:
     format: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
-        """Replaces the manifest of a mask folder.
+        """Brings the manifest of a mask folder up to date with the parts that are there.
+
+        Several runs, or groups of ranks, may write to one folder. Each takes over what the others wrote, and looks
+        again after it has written: a part is there before its writer's manifest, so the last to look sees all.
 
         Raises:
-            DataFileError: If it cannot be written.
+            DataFileError: If it cannot be read or written.
         """
-        blocks = {str(index): self.blocks[index] for index in sorted(self.blocks)}
-        text = json.dumps({**asdict(self), "blocks": blocks}, indent=2)
-        with atomic_path(folder / MANIFEST_NAME) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        for _ in range(MAX_MERGES):
+            before = Manifest.read(folder)
+            known = {**({} if before is None else before.blocks), **self.blocks}
+            parts = list_parts(folder)
+            for block in parts:
+                if block not in known and (about := read_part(folder, block)) is not None:
+                    known[block] = about
+            self.blocks = {block: known[block] for block in parts if block in known}
+            with atomic_path(folder / MANIFEST_NAME) as temporary:
+                content = {**asdict(self), "blocks": {str(block): about for block, about in self.blocks.items()}}
+                temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            after = Manifest.read(folder)
+            if after is not None and set(list_parts(folder)) <= set(after.blocks):
+                return
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -94,14 +113,26 @@ def part_name(block: int) -> str:
     return f"part-{block:05d}.parquet"
 
 
-def write_part(folder: Path, result: BlockResult, *, files: list[str], plan_hash: str) -> None:
-    """Writes the part of a block.
+def list_parts(folder: Path) -> list[int]:
+    """Blocks whose parts are in a mask folder, in order; empty if there is no such folder."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _PART.fullmatch(name)))
+
+
+def write_part(
+    folder: Path, result: BlockResult, *, files: list[str], plan_hash: str, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Writes the part of a block. Its metadata say what the manifest says, so that a part stands for itself.
 
     Args:
         folder: the mask folder.
         result: what was learned.
         files: names of the source files, by `Block.source_file_N`.
         plan_hash: of the data module.
+        settings: of the learner.
+
+    Returns:
+        What the manifest says of the block.
 
     Raises:
         DataFileError: If it cannot be written.
@@ -118,38 +149,54 @@ def write_part(folder: Path, result: BlockResult, *, files: list[str], plan_hash
         "probability": pa.array(result.probability_N.numpy().astype(np.float32, copy=False)),
         "quality": pa.array(block.quality_N.cpu().numpy()),
     }
-    about = {
-        "format": FORMAT_VERSION,
-        "plan_hash": plan_hash,
-        "block": block.index,
-        "num_samples": block.num_samples,
-        "num_selected": result.num_selected,
-    }
-    table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
+    about = describe_block(result)
+    metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
+    table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata).encode()})
     with atomic_path(folder / part_name(block.index)) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+    return about
 
 
-def check_part(folder: Path, block: int, *, plan_hash: str) -> None:
-    """Checks that a block's part is there, whole, and of this data.
+def read_part(
+    folder: Path, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """What a part says of its block, from its footer.
+
+    Args:
+        folder: the mask folder.
+        block: index of the block.
+        plan_hash: of the data that it must belong to, if given.
+        settings: that it must have been made with, if given.
+
+    Returns:
+        As `describe_block`; None if there is no such part, or it is damaged, which is said in a warning.
 
     Raises:
-        CheckpointError: If it is not.
+        ConfigError: If it is the mask of other data, or was made with other settings; names what differs.
     """
     path = folder / part_name(block)
+    if not path.exists():
+        return None
     try:
-        metadata = pq.read_metadata(path)
-        about = json.loads((metadata.metadata or {})[_METADATA_KEY])
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"block {block} is finished according to the checkpoint, but {path} cannot be read ({error}); "
-            "keep a run's checkpoints and mask folder together, or start without --ckpt_path."
-        ) from error
-    if about["plan_hash"] != plan_hash or metadata.num_rows != about["num_samples"]:
-        raise CheckpointError(
-            f"{path} is the mask of other data (plan {about['plan_hash'][:12]}, here {plan_hash[:12]}); "
-            "use another mask folder."
+        footer = pq.read_metadata(path)
+        metadata = json.loads((footer.metadata or {})[_METADATA_KEY])
+        about: dict[str, Any] = metadata["about"]
+        if footer.num_rows != about["num_samples"]:
+            raise ValueError(f"{footer.num_rows} rows instead of {about['num_samples']}")
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        rank_zero_warn(f"{path} is damaged ({error}); its block is learned again.")
+        return None
+    if plan_hash is not None and metadata["plan_hash"] != plan_hash:
+        raise ConfigError(
+            f"{path} is the mask of other data (plan {metadata['plan_hash'][:12]}, here {plan_hash[:12]}); "
+            "give another --run_name or mask.output."
         )
+    if settings is not None and (differing := differences(metadata["settings"], settings)):
+        raise ConfigError(
+            f"{path} was made with other options: {'; '.join(differing)}. Give the same ones to continue, or another "
+            "--run_name or mask.output."
+        )
+    return about
 
 
 def describe_block(result: BlockResult) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from datamask_pl.joint_objective import JointObjective, WeightedObjective
 from datamask_pl.metrics import StepMetrics
 from datamask_pl.objectives import Objective
 from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
+from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
@@ -157,18 +158,20 @@ class MaskLearner(LightningModule):
             ConfigError: If the trainer has no data module, or would compute in half precision.
         """
         source = self._source
+        source.prepare()
+        sizes = source.block_sizes
         with failing_together():
             self._check_precision()
-            for num_samples in source.block_sizes:
+            for num_samples in sizes:
                 budget(self.select_ratio, num_samples)
                 self._check_step_budget(num_samples)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
-        self.policy = MaskPolicy(max(source.block_sizes))
+        self.policy = MaskPolicy(max(sizes, default=1))
         self.ranks = RankGroup.world()
         max_epochs = self.trainer.max_epochs
-        is_limited = max_epochs is not None and 0 <= max_epochs < len(source.block_sizes)
+        is_limited = max_epochs is not None and 0 <= max_epochs < len(sizes)
         if not is_limited:
-            self.trainer.fit_loop.max_epochs = len(source.block_sizes)
+            self.trainer.fit_loop.max_epochs = len(sizes)
 
     def configure_optimizers(self) -> LogitAscent:
         """The one optimizer, of our own."""
@@ -198,7 +201,7 @@ class MaskLearner(LightningModule):
         if self.patience is not None or self.is_log_due(batch.step):
             self._observe(state)
         if state.is_settled or self.is_log_due(batch.step):
-            self._log_step(rate)
+            self._log_step(rate, step=batch.block.index * self.num_steps + batch.step + 1)
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
@@ -211,6 +214,7 @@ class MaskLearner(LightningModule):
             return
         logits_N = self._logits(state)
         _check_logits(logits_N, f"block {state.block.index} after its last step")
+        self.check_agreement(f"end of block {state.block.index}")
         num_selected = state.ground.num_selected
         mask_N = round_logits(
             logits_N,
@@ -250,29 +254,44 @@ class MaskLearner(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Checks that the checkpoint is of the same data and the same settings.
+        """Refuses Lightning's way of resuming, which knows nothing of blocks.
 
         Raises:
-            CheckpointError: If it is not; names what differs, with both values.
+            CheckpointError: Always.
         """
-        saved = checkpoint[STATE_KEY]
-        with failing_together():
-            self._check_belongs(saved)
-        self._restored = saved["block"]
+        raise CheckpointError(
+            "trainer.fit(ckpt_path=...) cannot continue a mask; fit again with LogitsCheckpoint and the same folder, "
+            "and the block that was begun goes on from its newest checkpoint."
+        )
 
-    def _check_belongs(self, saved: dict[str, Any]) -> None:
-        here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Takes over the logits and the state of the block that begins next.
+
+        Raises:
+            CheckpointError: If they are of other data or other settings; names what differs, with both values.
+        """
+        saved = checkpoint.get(STATE_KEY)
+        if not isinstance(saved, dict) or saved.get("block") is None:
+            raise CheckpointError(
+                "the checkpoint was not written by datamask_pl; give one of a run's checkpoints folder."
+            )
         there = {"version": saved.get("version"), "plan_hash": saved.get("plan_hash"), **saved.get("settings", {})}
-        differing = [
-            f"{name} is {there.get(name)} in the checkpoint and {value} here"
-            for name, value in here.items()
-            if there.get(name) != value
-        ]
-        if differing:
+        here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
+        if differing := differences(there, here):
             raise CheckpointError(
                 f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
-                "Give the data and options that it was made with, or start without --ckpt_path."
+                "Give the data and options that it was made with, or another --run_name."
             )
+        self._restored = {**saved["block"], "logits": checkpoint["state_dict"]["policy.logits"]}
+        self._source.resume_at(saved["block"]["index"], saved["block"]["num_steps"])
+
+    def check_agreement(self, when: str) -> None:
+        """Compares the logits of all ranks. Collective.
+
+        Raises:
+            AgreementError: If they differ; names the ranks.
+        """
+        self.ranks.check_agreement(self.policy.logits, when)
 
     def is_log_due(self, step: int) -> bool:
         """True on a block's first and last step, and every `trainer.log_every_n_steps` between."""
@@ -336,13 +355,16 @@ class MaskLearner(LightningModule):
             ranks=self.ranks,
         )
         restored, self._restored = self._restored, None
-        is_resumed = restored is not None and restored["index"] == block.index and batch.step > 0
-        if not is_resumed:
+        if restored is not None and restored["index"] != block.index:
+            restored = None
+        if restored is None:
             self.policy.reset(block.scaled_quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
-        scales = restored["scales"] if is_resumed and restored else self._calibrate(batch, ground)
+        else:
+            self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(self.device)
+        scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
         mask_N = top_k_mask(self.policy.logits.detach()[: block.num_samples], num_selected)
         state = BlockState(block, ground, scales.to(self.device), mask_N, started_s=started_s)
-        if is_resumed and restored:
+        if restored is not None:
             state.restore(restored)
         self._state = state
         if state.is_settled:
@@ -410,7 +432,7 @@ class MaskLearner(LightningModule):
             state.is_settled = True
             self._source.skip_rest_of_block()
 
-    def _log_step(self, rate: float) -> None:
+    def _log_step(self, rate: float, *, step: int) -> None:
         self.latest = {**self.metrics.compute(), "policy/lr": rate}
         self.metrics.reset()
         if self.latest.get("policy/groups_without_spread"):
@@ -419,7 +441,7 @@ class MaskLearner(LightningModule):
                 "or the objective is constant on this data. policy/groups_without_spread in the log counts such steps."
             )
         for logger in self.trainer.loggers:
-            logger.log_metrics(self.latest, step=self.global_step)
+            logger.log_metrics(self.latest, step=step)
 
     # ---- checkpoints
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.tensorboard import SummaryWriter
+
+from datamask_pl.distributed import decided_once, place
 
 
 class RunLogger(TensorBoardLogger):
@@ -26,9 +30,21 @@ class RunLogger(TensorBoardLogger):
         self._has_begun = False
 
     @property
+    def version(self) -> int | str:
+        """Name or number of the run's folder; where groups of ranks log side by side, rank 0 of all chooses it."""
+        if self._version is None:
+            found = decided_once("run-version", lambda: str(self._get_next_version()))
+            self._version = int(found)
+        return self._version
+
+    @property
     def experiment(self) -> Any:  # noqa: ANN401
-        """The SummaryWriter, once something has been logged."""
-        return super().experiment if self._has_begun else _NotBegun()
+        """The SummaryWriter, once something has been logged; every group of ranks but the first has its own folder."""
+        if not self._has_begun:
+            return _NotBegun()
+        if self._experiment is None and place().group > 0:
+            self._experiment = SummaryWriter(log_dir=os.path.join(self.log_dir, f"group-{place().group:02d}"))
+        return super().experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -9,8 +9,16 @@ from typing import Any, Protocol, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from datamask_pl.checkpoint_io import AtomicCheckpointIO, checkpoint_name, list_checkpoints
-from datamask_pl.data.types import PartialBatch
+from datamask_pl.checkpoint_io import (
+    AtomicCheckpointIO,
+    checkpoint_name,
+    list_checkpoints,
+    newest_whole_checkpoint,
+    parse_name,
+    read_checkpoint,
+)
+from datamask_pl.data.types import BlockSource, PartialBatch
+from datamask_pl.distributed import failing_together, gather_objects
 from datamask_pl.errors import ConfigError
 
 CHECKPOINTS_OF_BLOCK = 10
@@ -23,9 +31,17 @@ class Learner(Protocol):
     def is_block_done(self) -> bool:
         """False if the run stops within the block."""
 
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Takes over logits and state of the block that begins next."""
+
+    def check_agreement(self, when: str) -> None:
+        """Compares the logits of all ranks. Collective."""
+
 
 class LogitsCheckpoint(Checkpoint):
     """Saves during a block, at its end, and where the run stops within one, into `checkpoints` in the run's folder.
+
+    A block that was begun before, in the same folder, goes on from its newest whole checkpoint.
 
     Args:
         every_n_steps: steps of a block between checkpoints; a tenth of the block's steps if left out.
@@ -39,11 +55,38 @@ class LogitsCheckpoint(Checkpoint):
             raise ConfigError(f"checkpoint.keep must be at least 1, got {keep}.")
         self.every_n_steps = every_n_steps
         self.keep = keep
+        self.resume_from: Path | None = None
         self._reached = (0, 0)
+        self._written: list[Path] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Puts our own reader and writer of checkpoint files into Lightning."""
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Looks for a checkpoint of the block that begins. Collective.
+
+        Raises:
+            CheckpointError: If there is one, of other data or other settings.
+        """
+        source = cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+        block = source.next_block
+        if block is None:
+            return
+        folder = run_folder(trainer) / "checkpoints"
+        num_steps = int(trainer.num_training_batches)
+        found: Path | None = None
+        with failing_together():
+            if trainer.is_global_zero:
+                wanted = None if self.resume_from is None else parse_name(self.resume_from)
+                is_wanted = wanted is not None and wanted[0] == block and wanted[1] < num_steps
+                found = self.resume_from if is_wanted else newest_whole_checkpoint(folder, block, below=num_steps)
+                self._written += list_checkpoints(folder, block)
+        # rank 0 alone looks: on a file system that lags behind the ranks might not see the same
+        found = gather_objects(found)[0]
+        with failing_together():
+            if found is not None:
+                cast(Learner, pl_module).restore(read_checkpoint(found))
 
     def on_train_batch_end(
         self,
@@ -70,11 +113,15 @@ class LogitsCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        folder = run_folder(trainer) / "checkpoints"
-        trainer.save_checkpoint(folder / checkpoint_name(*self._reached), weights_only=False)
+        block, step = self._reached
+        cast(Learner, trainer.lightning_module).check_agreement(f"checkpoint of block {block}, step {step}")
+        path = run_folder(trainer) / "checkpoints" / checkpoint_name(block, step)
+        trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
-            for path in list_checkpoints(folder)[: -self.keep]:
-                path.unlink(missing_ok=True)
+            self._written = [*(other for other in self._written if other != path), path]
+            for old in self._written[: -self.keep]:
+                old.unlink(missing_ok=True)
+            self._written = self._written[-self.keep :]
 
 
 def run_folder(trainer: Trainer) -> Path:

@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.data.types import BlockResult, BlockSource
 from datamask_pl.distributed import failing_together
-from datamask_pl.errors import CheckpointError, ConfigError
-from datamask_pl.mask_file import MANIFEST_NAME, Manifest, check_part, describe_block, write_part
+from datamask_pl.errors import ConfigError
+from datamask_pl.mask_file import Manifest, list_parts, read_part, write_part
 
 PACKAGES = ("datamask_pl", "torch", "lightning", "pyarrow", "numpy")
 
@@ -42,31 +42,45 @@ class MaskExport(Checkpoint):
         self.config: dict[str, Any] | None = None
         self.manifest: Manifest | None = None
         self.folder: Path | None = None
+        self.num_finished_before = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finds the folder, checks that what is in it belongs to this run, and begins the manifest. Collective.
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Finds the folder, and takes the blocks whose parts are whole out of the schedule. Writes nothing. Collective.
 
         Raises:
-            ConfigError: If the folder holds the mask of other data.
-            DataFileError: If it cannot be written to.
-            CheckpointError: If a block that the checkpoint takes for finished is not there.
+            ConfigError: If the folder holds the mask of other data, or one that was made with other options.
         """
         self.folder = Path(self.output) if self.output else run_folder(trainer) / "mask"
         source = _source(trainer)
-        learner = cast(Learner, pl_module)
+        settings = cast(Learner, pl_module).settings()
+        finished: dict[int, dict[str, Any]] = {}
         with failing_together():
-            finished = _finished_blocks(self.folder, trainer.current_epoch, plan_hash=source.plan_hash)
+            begun = Manifest.read(self.folder)
+            if begun is not None and begun.plan_hash != source.plan_hash:
+                raise ConfigError(
+                    f"{self.folder} holds the mask of other data (plan {begun.plan_hash[:12]}, here "
+                    f"{source.plan_hash[:12]}); give another --run_name or mask.output."
+                )
+            for block in set(source.schedule).intersection(list_parts(self.folder)):
+                about = read_part(self.folder, block, plan_hash=source.plan_hash, settings=settings)
+                if about is not None:
+                    finished[block] = about
+        source.skip_blocks(finished)
+        self.num_finished_before = len(finished)
         self.manifest = Manifest(
             plan_hash=source.plan_hash,
             files=source.files,
-            num_blocks=len(source.block_sizes),
-            settings=learner.settings(),
+            num_blocks=source.num_blocks,
+            settings=settings,
             versions=_versions(),
             config=self.config,
             blocks=finished,
         )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins the manifest, so that a folder that cannot be written to is noticed now. Collective."""
         with failing_together():
-            if trainer.is_global_zero:
+            if trainer.is_global_zero and self.manifest is not None and self.folder is not None:
                 self.manifest.write(self.folder)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,30 +90,16 @@ class MaskExport(Checkpoint):
         result = cast(Learner, pl_module).result
         if result is None:  # the run stops within the block
             return
-        self.manifest.blocks[result.block.index] = describe_block(result)
         with failing_together():
             if trainer.is_global_zero:
-                write_part(self.folder, result, files=self.manifest.files, plan_hash=self.manifest.plan_hash)
+                self.manifest.blocks[result.block.index] = write_part(
+                    self.folder,
+                    result,
+                    files=self.manifest.files,
+                    plan_hash=self.manifest.plan_hash,
+                    settings=self.manifest.settings,
+                )
                 self.manifest.write(self.folder)
-
-
-def _finished_blocks(folder: Path, num_finished: int, *, plan_hash: str) -> dict[int, dict[str, Any]]:
-    """What the manifest says of the first blocks; other parts are of an earlier run, or will be made again."""
-    manifest = Manifest.read(folder)
-    if manifest is not None and manifest.plan_hash != plan_hash:
-        raise ConfigError(
-            f"{folder} holds the mask of other data (plan {manifest.plan_hash[:12]}, here {plan_hash[:12]}); "
-            "give another folder as mask.output."
-        )
-    listed = {} if manifest is None else manifest.blocks
-    for block in range(num_finished):
-        check_part(folder, block, plan_hash=plan_hash)
-        if block not in listed:
-            raise CheckpointError(
-                f"block {block} is finished according to the checkpoint, but {folder / MANIFEST_NAME} does not list "
-                "it; keep a run's checkpoints and mask folder together, or start without --ckpt_path."
-            )
-    return {block: listed[block] for block in range(num_finished)}
 
 
 def _source(trainer: Trainer) -> BlockSource:

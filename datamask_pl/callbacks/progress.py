@@ -7,12 +7,13 @@ from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
-from lightning.pytorch.utilities import rank_zero_only
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import BlockSource
+from datamask_pl.distributed import place
 from datamask_pl.mask_file import Manifest
+from datamask_pl.strategy import BlockGroupStrategy
 
 
 class Watched(Protocol):
@@ -38,43 +39,69 @@ class MaskProgressBar(TQDMProgressBar):
             shown["moving"] = f"{latest['policy/churn']:.2%}"
         return shown
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Shows the blocks of the first group of ranks alone: bars of several would write over each other."""
+        super().setup(trainer, pl_module, stage)
+        if place().group > 0:
+            self.disable()
+
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:  # noqa: ANN401
         """Names the block."""
         super().on_train_epoch_start(trainer)
-        self.train_progress_bar.set_description(f"block {trainer.current_epoch + 1} of {trainer.max_epochs}")
+        source = _source(trainer)
+        if source.next_block is not None:
+            self.train_progress_bar.set_description(f"block {source.next_block + 1} of {source.num_blocks}")
 
 
 class RunSummary(Callback):
     """Prints, at the end, what the mask is worth beside a random one and the one of highest quality."""
 
-    @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says what is about to be done, and on what."""
-        sizes = cast(BlockSource, trainer.datamodule).block_sizes  # type: ignore[attr-defined]
-        begun = f", from block {trainer.current_epoch + 1}" if trainer.current_epoch else ""
-        print(
-            f"{sum(sizes):,} samples in {len(sizes)} block{'s' * (len(sizes) > 1)}{begun}, "
-            f"{trainer.world_size} process{'es' * (trainer.world_size > 1)} on {pl_module.device.type}",
-            flush=True,
-        )
+        here = place()
+        if here.rank > 0:
+            return
+        source, export = _source(trainer), _export(trainer)
+        sizes = source.block_sizes
+        before = 0 if export is None else export.num_finished_before
+        words = [f"{sum(sizes):,} samples in {_count(len(sizes), 'block')}"]
+        if here.num_groups > 1:
+            words = [f"{_count(source.num_blocks, 'block')} for {here.num_groups} groups of {trainer.world_size}"]
+        elif len(sizes) + before < source.num_blocks:
+            words.append(f"of {source.num_blocks} in all")
+        if before:
+            words.append(f"after {before} finished before")
+        processes = here.world_size if here.num_groups > 1 else trainer.world_size
+        print(f"{' '.join(words)}, {_count(processes, 'process')} on {pl_module.device.type}", flush=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the table, where the mask is, and what to type next. Collective: the run's folder is."""
-        folder = run_folder(trainer)
-        if not trainer.is_global_zero:
+        folder, export = run_folder(trainer), _export(trainer)
+        if isinstance(trainer.strategy, BlockGroupStrategy):
+            trainer.strategy.finish()
+        if place().rank > 0 or not trainer.is_global_zero or export is None or export.manifest is None:
             return
-        export = next((callback for callback in trainer.callbacks if isinstance(callback, MaskExport)), None)  # type: ignore[attr-defined]
-        if export is None or export.manifest is None:
-            print("nothing was left to do: all blocks are finished, or trainer.max_epochs, max_steps or max_time is 0")
-            return
-        print(describe_run(export.manifest))
-        num_done, num_blocks = len(export.manifest.blocks), export.manifest.num_blocks
-        whole = f"{num_blocks} part{'s' * (num_blocks > 1)}"
-        parts = f"{num_done} of {num_blocks} blocks" if num_done < num_blocks else whole
+        manifest = (None if export.folder is None else Manifest.read(export.folder)) or export.manifest
+        print(describe_run(manifest))
+        num_done, num_blocks = len(manifest.blocks), manifest.num_blocks
+        parts = _count(num_blocks, "part") if num_done == num_blocks else f"{num_done} of {num_blocks} parts so far"
         print(f"mask    {export.folder} ({parts})")
         if num_done < num_blocks:
-            print("more    the same command, without what made it stop, with --ckpt_path last")
+            print(f"more    the same command with --run_name {folder.name} goes on")
         print(f"watch   tensorboard --logdir {folder}")
+
+
+def _count(number: int, noun: str) -> str:
+    plural = noun if number == 1 else noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {plural}"
+
+
+def _source(trainer: Trainer) -> BlockSource:
+    return cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+
+
+def _export(trainer: Trainer) -> MaskExport | None:
+    return next((callback for callback in trainer.callbacks if isinstance(callback, MaskExport)), None)  # type: ignore[attr-defined]
 
 
 def describe_run(manifest: Manifest) -> str:

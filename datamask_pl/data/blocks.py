@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from datamask_pl.errors import ConfigError
 from datamask_pl.functional.seeding import derive_seed
 
 BlockBy = Literal["rows", "row_groups_shuffled", "file"]
@@ -146,3 +147,38 @@ def _common_folder(names: Sequence[str]) -> str:
     first, last = min(names), max(names)
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[: first.rfind("/", 0, length) + 1]
+
+
+def deal_blocks(num_blocks: int, *, shard: tuple[int, int], group: tuple[int, int]) -> list[int]:
+    """Blocks that a group of ranks of a shard of jobs solves, in order.
+
+    Jobs that share nothing but the output folder each take every n-th block, and within a job every group takes every
+    n-th of those. Every block is dealt to exactly one group of one shard, and the counts differ by at most one within a
+    job. What is done already plays no part, so that jobs which start at different times deal alike.
+
+    Args:
+        num_blocks: blocks of the whole data set.
+        shard: index of the job, from 0, and number of jobs.
+        group: index of the group in the job, from 0, and number of groups.
+
+    Example:
+        >>> [deal_blocks(7, shard=(1, 2), group=(group, 2)) for group in range(2)]
+        [[1, 5], [3]]
+    """
+    return list(range(num_blocks))[shard[0] :: shard[1]][group[0] :: group[1]]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Index and number of jobs from "i/n".
+
+    Raises:
+        ConfigError: If the text is not of this form, or i is not below n.
+
+    Example:
+        >>> parse_shard("2/8")
+        (2, 8)
+    """
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(f"data.shard must be i/n with i from 0 to n - 1, such as 0/4, got {text!r}.")
+    return int(index), int(count)

@@ -51,11 +51,11 @@ class BlockQueue:
 
     Args:
         read: reads the block of an index.
-        num_blocks: number of blocks; indices end there.
+        follower: index of the block that comes after one, None after the last.
     """
 
-    def __init__(self, read: Callable[[int], Block], num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, read: Callable[[int], Block], follower: Callable[[int], int | None]) -> None:
+        self._follower = follower
         self._read = read
         self._executor: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Block]] | None = None
@@ -78,8 +78,8 @@ class BlockQueue:
         # The queue must not hold on to the block, which lives as long as the caller needs it.
         future, self._next = self._next[1], None
         block = future.result()
-        if index + 1 < self.num_blocks:
-            self._start(index + 1)
+        if (follower := self._follower(index)) is not None:
+            self._start(follower)
         return block
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class StepLoader:
 
     Args:
         take_block: returns the block of an index.
-        current_block: returns the index of the block that is being learned.
+        begin: returns the index of the epoch's block, and the step to begin with; called once an epoch.
         num_steps: batches a block.
         is_whole_block: True for batches that stand for the whole block, False for a random part of it.
         partial: share of the block that a step reads at once, or None for 0.1 of it (random part), or 16,384 rows at a
@@ -115,7 +115,7 @@ class StepLoader:
         self,
         *,
         take_block: Callable[[int], Block],
-        current_block: Callable[[], int],
+        begin: Callable[[], tuple[int, int]],
         num_steps: int,
         is_whole_block: bool,
         partial: float | None,
@@ -126,25 +126,17 @@ class StepLoader:
         self.partial = partial
         self.seed = seed
         self._take_block = take_block
-        self._current_block = current_block
-        # Block and step of the next batch, which after a batch's own step is the one to resume with.
-        self._position = (0, 0)
-        self._resume: tuple[int, int] | None = None
+        self._begin = begin
         self._is_skipping = False
 
     def __len__(self) -> int:
         return self.num_steps
 
     def __iter__(self) -> Iterator[PartialBatch]:
-        index = self._current_block()
-        # Used once: the block may be learned again, by a second fit.
-        resume, self._resume = self._resume, None
-        first_step = resume[1] if resume is not None and resume[0] == index else 0
-        self._position = (index, first_step)
+        index, first_step = self._begin()
         self._is_skipping = False
         block = self._take_block(index)
         for step in range(first_step, self.num_steps):
-            self._position = (index, step + 1)
             yield self._make_batch(block, step)
             if self._is_skipping:
                 return
@@ -152,15 +144,6 @@ class StepLoader:
     def skip_rest_of_block(self) -> None:
         """Ends the block after the batch that was yielded last, and with it Lightning's epoch."""
         self._is_skipping = True
-
-    def state_dict(self) -> dict[str, int]:
-        """Block, and the step in it that comes next; collected by Lightning when it saves a checkpoint."""
-        block, step = self._position
-        return {"block": block, "step": step}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Resumes at a step, provided that its block is the one that is learned next."""
-        self._position = self._resume = (state_dict["block"], state_dict["step"])
 
     def _make_batch(self, block: Block, step: int) -> PartialBatch:
         num_samples = block.num_samples

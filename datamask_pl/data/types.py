@@ -5,6 +5,7 @@ Shape suffixes: N samples of a block, M samples of a step's batch, D features.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -92,8 +93,20 @@ class BlockSource(Protocol):
     """What the learner asks of a data module, so that neither imports the other."""
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the whole data set, this run's and others'. Valid after `setup`."""
+
+    @property
+    def schedule(self) -> list[int]:
+        """Blocks that this group of ranks is to solve, in order, one an epoch. Valid after `setup`."""
+
+    @property
+    def next_block(self) -> int | None:
+        """The block of the epoch that begins next, None after the last."""
+
+    @property
     def block_sizes(self) -> list[int]:
-        """Number of samples of every block, in the order in which they are solved. Valid after `setup`."""
+        """Number of samples of every block of the schedule. Valid after `prepare`."""
 
     @property
     def seed(self) -> int:
@@ -110,6 +123,15 @@ class BlockSource(Protocol):
     @property
     def partial(self) -> float | None:
         """Share of a block that a step reads at once, None for the default of the kind of step."""
+
+    def skip_blocks(self, finished: Collection[int]) -> None:
+        """Takes finished blocks out of the schedule; between `setup` and `prepare`."""
+
+    def prepare(self) -> None:
+        """Reads every row of the schedule's blocks once, if rows are to be checked. Collective."""
+
+    def resume_at(self, block: int, step: int) -> None:
+        """Says that the next epoch, of this block, begins with this step."""
 
     def set_steps(self, *, num_steps: int, is_whole_block: bool) -> None:
         """Says how many batches a block yields, and whether each is the whole block or a random part of it."""
