@@ -104,7 +104,7 @@ class TestRollouts:
 
         def failed(ranks):
             with pytest.raises(
-                ObjectiveError, match="OneIsInfinite returned inf for mask .* at block 0, step 7"
+                ObjectiveError, match=r"OneIsInfinite returned inf for mask .* at block 0, step 7"
             ) as error:
                 rollouts(objective, num_rollouts=24, ranks=ranks, step=7)
             return error.value.is_on_all_ranks

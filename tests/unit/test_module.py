@@ -30,9 +30,6 @@ class Results(Callback):
     def on_train_batch_end(self, trainer, pl_module, *_):
         self.steps.append(dict(pl_module.latest))
 
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.module = pl_module
-
     def on_train_epoch_start(self, trainer, pl_module):
         self._take(pl_module)
 
@@ -104,7 +101,7 @@ class TestOptions:
             train(MaskLearner(), trainer={"precision": precision})
 
     def test_a_part_of_the_block_too_small_for_the_ratio(self):
-        with pytest.raises(BudgetError, match="data.partial: a step draws masks in 0.05 of a block of 60 samples"):
+        with pytest.raises(BudgetError, match=r"data\.partial: a step draws masks in 0.05 of a block of 60 samples"):
             train(MaskLearner(**ROLLOUTS), partial=0.05)
 
 
@@ -117,6 +114,7 @@ class TestSteps:
         learner.trainer = Trainer(accelerator="cpu", logger=False, log_every_n_steps=interval)
         assert [step for step in range(7) if learner.is_log_due(step)] == list(due)
 
+    @pytest.mark.filterwarnings("ignore:all rollouts of a step:UserWarning")  # in parts of six rows it happens
     @pytest.mark.parametrize("estimator", ["multilinear", "leave_one_out", "group_relative"])
     @pytest.mark.parametrize("block_size", [60, 23, 7])
     def test_every_block_keeps_exactly_its_budget(self, estimator, block_size):
@@ -203,7 +201,7 @@ class TestObjectives:
             train(learner, partial=1.0)
 
     def test_so_is_an_expectation(self):
-        with pytest.raises(ObjectiveError, match="LogExpectation has an expectation of .* at block 0, step 0"):
+        with pytest.raises(ObjectiveError, match=r"LogExpectation has an expectation of .* at block 0, step 0"):
             train(MaskLearner(diversity=LogExpectation()))
 
     def test_one_of_a_term_that_does_not_count_is_no_error(self):
