@@ -23,7 +23,7 @@ class StepMetrics:
         """Adds one step's numbers, float64 scalars by name."""
         for name, value in values.items():
             if name not in self._metrics:
-                self._metrics[name] = _make_metric(name).to(value.device)
+                self._metrics[name] = _make_metric(name, value.device)
             self._metrics[name].update(value)
 
     def update_speed(self, num_samples: int, seconds: float) -> None:
@@ -46,10 +46,11 @@ class StepMetrics:
         self._num_samples, self._seconds = 0, 0.0
 
 
-def _make_metric(name: str) -> Metric:
+def _make_metric(name: str, device: torch.device) -> Metric:
     kind: type[MaxMetric | SumMetric | MeanMetric] = MeanMetric
     if name.endswith("_best"):
         kind = MaxMetric
     elif name.endswith("groups_without_spread"):
         kind = SumMetric
-    return kind(nan_strategy="disable", sync_on_compute=False).set_dtype(torch.float64)
+    # in this order: moving a metric makes it round what it is given to float32
+    return kind(nan_strategy="disable", sync_on_compute=False).to(device).set_dtype(torch.float64)

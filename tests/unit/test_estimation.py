@@ -1,0 +1,135 @@
+"""One step, on ground sets small enough for the oracles."""
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from pretended_ranks import on_ranks
+from problems import DIVERSITIES, ground_set, qualities, unit_rows
+
+from datamask_pl.distributed import RankGroup
+from datamask_pl.errors import ObjectiveError
+from datamask_pl.estimation import ROLLOUTS_OF_CHUNK, multilinear_update, rollout_update
+from datamask_pl.functional.multilinear import inclusion_probabilities
+from datamask_pl.functional.seeding import derive_seed
+from datamask_pl.joint_objective import JointObjective
+from datamask_pl.objectives import Objective
+
+N, K = 6, 2
+FEATURES_ND, QUALITY_N = unit_rows(N, 3, 0), qualities(N, 0)
+LOGITS_N = np.array([0.3, -0.2, 0.8, 0.0, -0.5, 0.1])
+RAW = torch.ones(2, dtype=torch.float64)
+KINDS = ["facility_location", "pairwise", "disf"]
+
+
+def joint(kind):
+    return JointObjective(quality_weight=0.3, diversity=DIVERSITIES[kind])
+
+
+def set_function(kind):
+    return oracles.objective(kind, FEATURES_ND, QUALITY_N, num_selected=K, quality_weight=0.3)
+
+
+def ground(ranks=None):
+    return ground_set(FEATURES_ND, K, quality_N=QUALITY_N, ranks=ranks)
+
+
+def rollouts(objective, *, step=0, num_rollouts=8, estimator="leave_one_out", ranks=None, logits_N=LOGITS_N, **kwargs):
+    options = {
+        "ground": ground(),
+        "scales": RAW,
+        "seed_of": lambda rollout: derive_seed(1, 0, step, rollout),
+        "step_name": f"block 0, step {step}",
+        **kwargs,
+    }
+    return rollout_update(
+        torch.tensor(logits_N), objective=objective, estimator=estimator, num_rollouts=num_rollouts,
+        ranks=ranks or RankGroup(), **options,
+    )  # fmt: skip
+
+
+class TestRollouts:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_leave_one_out_is_the_gradient_of_the_expected_objective_on_average(self, kind):
+        updates = np.stack([rollouts(joint(kind), step=step).direction_M.numpy() for step in range(400)])
+        expected_N = oracles.policy_gradient(LOGITS_N, K, set_function(kind))
+        error_N = updates.std(axis=0, ddof=1) / np.sqrt(len(updates))
+        assert (np.abs(updates.mean(axis=0) - expected_N) < 4 * error_N).all()
+
+    def test_group_relative_is_its_own_target_on_average(self):
+        features_ND, quality_N, logits_N = unit_rows(3, 2, 1), qualities(3, 1), LOGITS_N[:3]
+        value = oracles.objective("disf", features_ND, quality_N, num_selected=1, quality_weight=0.3)
+        small = ground_set(features_ND, 1, quality_N=quality_N)
+        options = {"ground": small, "num_rollouts": 3, "estimator": "group_relative", "logits_N": logits_N}
+        updates = np.stack([rollouts(joint("disf"), step=step, **options).direction_M.numpy() for step in range(400)])
+        expected_N = oracles.group_relative_gradient(logits_N, 1, 3, value, eps=1e-8)
+        error_N = updates.std(axis=0, ddof=1) / np.sqrt(len(updates))
+        assert (np.abs(updates.mean(axis=0) - expected_N) < 4 * error_N).all()
+
+    @pytest.mark.parametrize("estimator", ["leave_one_out", "group_relative"])
+    @pytest.mark.parametrize("num_rollouts", [2, ROLLOUTS_OF_CHUNK, 3 * ROLLOUTS_OF_CHUNK + 1])
+    @pytest.mark.parametrize("size", [2, 3, 5])
+    def test_any_number_of_ranks_gives_the_same_bits(self, estimator, num_rollouts, size):
+        options = {"num_rollouts": num_rollouts, "estimator": estimator}
+        expected = rollouts(joint("disf"), **options)
+        for update in on_ranks(size, lambda ranks: rollouts(joint("disf"), ranks=ranks, **options)):
+            assert torch.equal(update.direction_M, expected.direction_M)
+            assert torch.equal(update.best_mask_M, expected.best_mask_M)
+            assert update.metrics == expected.metrics
+
+    def test_the_best_mask_is_the_rollout_of_the_highest_reward(self):
+        update = rollouts(joint("pairwise"), num_rollouts=20)
+        assert int(update.best_mask_M.sum()) == K
+        value = set_function("pairwise")(update.best_mask_M.numpy())
+        assert float(update.metrics["objective/f_best"]) == pytest.approx(value, rel=1e-9)
+        assert update.metrics["objective/f_best"] >= update.metrics["objective/f"]
+
+    def test_a_term_is_divided_by_its_scale_and_one_of_scale_zero_counts_nothing(self):
+        scales = torch.tensor([0.5, 0.0], dtype=torch.float64)
+        update = rollouts(joint("disf"), scales=scales)
+        quality = float(update.metrics["objective/quality"])
+        assert float(update.metrics["objective/f"]) == pytest.approx(0.3 * quality / 0.5, rel=1e-12)
+
+    def test_rewards_without_spread_move_nothing_and_are_counted(self):
+        update = rollouts(joint("disf"), scales=torch.zeros(2, dtype=torch.float64), estimator="group_relative")
+        assert torch.equal(update.direction_M, torch.zeros(N, dtype=torch.float64))
+        assert update.metrics["policy/groups_without_spread"] == 1
+
+    def test_a_reward_that_is_not_finite_is_an_error_on_every_rank(self):
+        class OneIsInfinite(Objective):
+            def value(self, masks_RN, ground):
+                return torch.where(masks_RN[:, 0], torch.inf, 1.0)
+
+        objective = JointObjective(quality_weight=0.0, diversity=OneIsInfinite())
+
+        def failed(ranks):
+            with pytest.raises(
+                ObjectiveError, match=r"OneIsInfinite returned inf for mask .* at block 0, step 7"
+            ) as error:
+                rollouts(objective, num_rollouts=24, ranks=ranks, step=7)
+            return error.value.is_on_all_ranks
+
+        assert on_ranks(3, failed) == [True] * 3
+
+
+class TestMultilinear:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_f_is_the_multilinear_extension_and_the_direction_its_centred_gradient(self, kind):
+        p_N = inclusion_probabilities(torch.tensor(LOGITS_N), K).numpy()
+        update = multilinear_update(torch.tensor(LOGITS_N), objective=joint(kind), ground=ground(), scales=RAW)
+        assert update.best_mask_M is None
+        value = oracles.multilinear_extension(p_N, set_function(kind))
+        assert float(update.metrics["objective/f"]) == pytest.approx(value, rel=1e-7)
+        gradient_N = oracles.multilinear_gradient(p_N, set_function(kind))
+        centred_N = gradient_N - np.average(gradient_N, weights=p_N * (1 - p_N))
+        expected_N = centred_N / np.sqrt(np.mean(centred_N**2))
+        assert update.direction_M.numpy() == pytest.approx(expected_N, rel=1e-5, abs=1e-6)
+
+    def test_a_term_that_does_not_count_is_not_logged(self):
+        objective = JointObjective(quality_weight=1.0, diversity="disf")
+        update = multilinear_update(torch.zeros(N), objective=objective, ground=ground(), scales=RAW)
+        assert "objective/quality" in update.metrics
+        assert "objective/disf" not in update.metrics
+        constant = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        update = multilinear_update(torch.zeros(N), objective=joint("disf"), ground=ground(), scales=constant)
+        assert "objective/quality" not in update.metrics
