@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from datamask_pl import __version__
-from datamask_pl.errors import DatamaskError, PreemptedError
+from datamask_pl.errors import AgreementError, DatamaskError, PreemptedError, RankFailedError
 
 COMMANDS = {
     "fit": "learn a mask from feature parquet files, block by block",
     "sample": "write a small real text corpus, made from the documentation of the installed Python",
     "embed": "text parquet to feature parquet",
 }
+FAILURE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 TRY_AGAIN = 75
@@ -50,6 +51,8 @@ def main(args: Sequence[str] | None = None) -> None:
         # Lightning kills the run if a process that it started itself ends with another code than 0
         is_child = "RANK" not in os.environ and "SLURM_PROCID" not in os.environ and _rank() > 0
         sys.exit(0 if is_child else TRY_AGAIN)
+    except (RankFailedError, AgreementError) as error:
+        _fail(str(error), is_said_by_all=error.is_on_all_ranks, code=FAILURE)
     except DatamaskError as error:
         _fail(str(error), is_said_by_all=error.is_on_all_ranks)
     except ArgumentError as error:
@@ -71,6 +74,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
     if command == "fit":
+        # where a process is lost, torch's store would print its own stack on top of our line
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from datamask_pl.fit import run_fit
 
         run_fit(None if is_from_shell else arguments)
@@ -120,10 +125,10 @@ def _rank() -> int:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) or 0)
 
 
-def _fail(message: str, *, is_said_by_all: bool = False) -> None:
+def _fail(message: str, *, is_said_by_all: bool = False, code: int = USAGE_ERROR) -> None:
     """Prints one line and ends; what every rank says is printed by rank 0 alone."""
     rank = _rank()
     if not (is_said_by_all and rank):
         prefix = f"error on rank {rank}: " if rank else "error: "
         print(prefix + message, file=sys.stderr, flush=True)
-    sys.exit(USAGE_ERROR)
+    sys.exit(code)

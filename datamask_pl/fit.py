@@ -175,8 +175,8 @@ class FitCLI(LightningCLI):
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, Preemption) and callback.is_preempted for callback in callbacks):
             raise PreemptedError(
-                "the run was told to end, has saved the block at hand, and goes on with the same command where --run_name "
-                "or --ckpt_path last names it."
+                "the run was told to end and has saved the block at hand; the same command goes on with it, where "
+                "--run_name or --ckpt_path last names the run."
             )
 
     @property
