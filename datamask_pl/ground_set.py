@@ -37,6 +37,8 @@ class GroundSet:
         inv_norm_N: float32 (N,), factors that give the features unit L2 norm; None if they have it.
         num_slice_rows: rows of a slice, at most.
         ranks: the ranks that share the slices. With more than one, reading methods are collective.
+        helpers: the ranks that hold this same ground set, each for itself. What is derived from it may be made
+            together, where all of them ask for it at the same time; reading methods stay local.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class GroundSet:
         inv_norm_N: Tensor | None = None,
         num_slice_rows: int = 16_384,
         ranks: RankGroup | None = None,
+        helpers: RankGroup | None = None,
     ) -> None:
         self.quality_N = quality_N
         self.num_selected = num_selected
         self.num_samples, self.num_features = features_ND.shape
         self.device = features_ND.device
         self.ranks = ranks or RankGroup()
+        self.helpers = helpers or RankGroup()
         self._features_ND = features_ND
         self._inv_norm_N = inv_norm_N
         self._dtype = torch.float64 if features_ND.dtype == torch.float64 else torch.float32
@@ -75,7 +79,11 @@ class GroundSet:
 
     def own_slices(self) -> Iterator[slice]:
         """This rank's slices, in row order."""
-        for index in self.ranks.share(len(self._edges) - 1):
+        return self.slices_of(self.ranks)
+
+    def slices_of(self, ranks: RankGroup) -> Iterator[slice]:
+        """The slices that fall to this rank where `ranks` share them, in row order."""
+        for index in ranks.share(len(self._edges) - 1):
             yield slice(self._edges[index], self._edges[index + 1])
 
     def own_rows(self) -> range:

@@ -378,7 +378,7 @@ class MaskLearner(LightningModule):
         return calibrate(self.objective, ground if self.is_whole_block else self._ground_of(batch), seed=seed)
 
     def _ground_of(self, batch: PartialBatch) -> GroundSet:
-        """The batch as a ground set of its own, local to each rank."""
+        """The batch as a ground set of its own, evaluated by each rank for itself."""
         assert batch.features_MD is not None
         assert batch.quality_M is not None
         num_samples = batch.features_MD.shape[0]
@@ -386,6 +386,7 @@ class MaskLearner(LightningModule):
             features_ND=batch.features_MD,
             quality_N=batch.quality_M,
             num_selected=budget(self.select_ratio, num_samples),
+            helpers=self.ranks,
         )
 
     def _update(self, batch: PartialBatch, state: BlockState) -> Update:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
 from datamask_pl.functional.exact_sum import round_to_grid
@@ -288,7 +289,7 @@ class FacilityLocation(ClosedFormObjective):
         self.num_neighbors = num_neighbors
 
     def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
-        """See `Objective.prepare`. Collective over `ground.ranks`."""
+        """See `Objective.prepare`. Collective over `ground.ranks` and `ground.helpers`."""
         # building the lists is N^2 D products, brute force R K N D
         if num_masks * ground.num_selected >= ground.num_samples:
             self._neighbors(ground)
@@ -338,11 +339,23 @@ class FacilityLocation(ClosedFormObjective):
     def _neighbors(self, ground: GroundSet) -> tuple[Tensor, Tensor]:
         key = self._key(ground)
 
-        def build() -> tuple[Tensor, Tensor]:
-            own = [range(rows.start, rows.stop) for rows in ground.own_slices()] or [range(0)]
+        def lists_of(ranks: RankGroup) -> tuple[Tensor, Tensor]:
+            own = [range(rows.start, rows.stop) for rows in ground.slices_of(ranks)] or [range(0)]
             # slice by slice: the last bit of a product can depend on how many rows are multiplied together
             lists = [nearest_neighbors(ground.features, ground.num_samples, rows, num_neighbors=key[1]) for rows in own]
             return torch.cat([s_TC for s_TC, _ in lists], dim=1), torch.cat([i_TC for _, i_TC in lists], dim=1)
+
+        def build() -> tuple[Tensor, Tensor]:
+            if ground.helpers.size == 1:
+                return lists_of(ground.ranks)
+            own = list(ground.slices_of(ground.helpers))
+            whole = []
+            for own_TV in lists_of(ground.helpers):
+                whole_TN = own_TV.new_zeros(key[1], ground.num_samples)
+                if own:
+                    whole_TN[:, own[0].start : own[-1].stop] = own_TV
+                whole.append(ground.helpers.sum_(whole_TN))
+            return whole[0], whole[1]
 
         return ground.cached(key, build)
 
