@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
+from datamask_pl.functional.device import move
 from datamask_pl.functional.exact_sum import round_to_grid
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class GroundSet:
     With the default `ranks` all methods are local, and may be called by one rank alone.
 
     Args:
-        features_ND: float16 or float32 (N, D).
+        features_ND: float16 or float32 (N, D), on `device`, or on the host where they do not fit there.
         quality_N: float32 (N,), scaled quality.
         num_selected: the budget, in [1, N].
         inv_norm_N: float32 (N,), factors that give the features unit L2 norm; None if they have it.
@@ -39,6 +40,7 @@ class GroundSet:
         ranks: the ranks that share the slices. With more than one, reading methods are collective.
         helpers: the ranks that hold this same ground set, each for itself. What is derived from it may be made
             together, where all of them ask for it at the same time; reading methods stay local.
+        device: where everything is computed, and where the other tensors are; that of the features if left out.
     """
 
     def __init__(
@@ -51,11 +53,12 @@ class GroundSet:
         num_slice_rows: int = 16_384,
         ranks: RankGroup | None = None,
         helpers: RankGroup | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.quality_N = quality_N
         self.num_selected = num_selected
         self.num_samples, self.num_features = features_ND.shape
-        self.device = features_ND.device
+        self.device = device or features_ND.device
         self.ranks = ranks or RankGroup()
         self.helpers = helpers or RankGroup()
         self._features_ND = features_ND
@@ -71,8 +74,10 @@ class GroundSet:
             self._inv_norm_N = None
 
     def features(self, rows: slice | Tensor) -> Tensor:
-        """Unit features of some rows: float32 (C, D). Never computes in half precision."""
-        features_CD = self._features_ND[rows]
+        """Unit features of some rows, on the device: float32 (C, D). Never computes in half precision."""
+        is_resident = self._features_ND.device == self.device
+        stored_rows = rows if is_resident or isinstance(rows, slice) else rows.to(self._features_ND.device)
+        features_CD = move(self._features_ND[stored_rows], self.device)
         if features_CD.dtype == torch.float16:
             features_CD = features_CD.float()
         return features_CD if self._inv_norm_N is None else features_CD * self._inv_norm_N[rows, None]

@@ -23,6 +23,7 @@ from datamask_pl.errors import BudgetError, CheckpointError, ConfigError
 from datamask_pl.estimation import Update, multilinear_update, rollout_update
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.budget import budget, share_of
+from datamask_pl.functional.device import fits, move
 from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.functional.schedule import linear_rate
 from datamask_pl.functional.seeding import derive_seed
@@ -344,26 +345,28 @@ class MaskLearner(LightningModule):
 
     def _begin_block(self, batch: PartialBatch) -> BlockState:
         started_s = time.perf_counter()
-        block = batch.block.to(self.device)
+        block, device = batch.block, self.device
         num_selected = budget(self.select_ratio, block.num_samples)
+        is_resident = fits(block.features_ND.numel() * block.features_ND.element_size(), device)
         ground = GroundSet(
-            features_ND=block.features_ND,
-            quality_N=block.scaled_quality_N,
+            features_ND=move(block.features_ND, device) if is_resident else block.features_ND,
+            quality_N=move(block.scaled_quality_N, device),
             num_selected=num_selected,
-            inv_norm_N=block.inv_norm_N,
+            inv_norm_N=move(block.inv_norm_N, device),
             num_slice_rows=batch.num_slice_rows,
             ranks=self.ranks,
+            device=device,
         )
         restored, self._restored = self._restored, None
         if restored is not None and restored["index"] != block.index:
             restored = None
         if restored is None:
-            self.policy.reset(block.scaled_quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
+            self.policy.reset(ground.quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
         else:
-            self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(self.device)
+            self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(device)
         scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
         mask_N = top_k_mask(self.policy.logits.detach()[: block.num_samples], num_selected)
-        state = BlockState(block, ground, scales.to(self.device), mask_N, started_s=started_s)
+        state = BlockState(block, ground, scales.to(device), mask_N, started_s=started_s)
         if restored is not None:
             state.restore(restored)
         self._state = state
@@ -375,17 +378,15 @@ class MaskLearner(LightningModule):
         if not self.calibrate:
             return torch.ones(len(self.objective.terms), dtype=torch.float64, device=self.device)
         seed = derive_seed(self._source.seed, batch.block.index, CALIBRATION)
-        return calibrate(self.objective, ground if self.is_whole_block else self._ground_of(batch), seed=seed)
+        return calibrate(self.objective, ground if self.is_whole_block else self._part_of(ground, batch), seed=seed)
 
-    def _ground_of(self, batch: PartialBatch) -> GroundSet:
-        """The batch as a ground set of its own, evaluated by each rank for itself."""
-        assert batch.features_MD is not None
-        assert batch.quality_M is not None
-        num_samples = batch.features_MD.shape[0]
+    def _part_of(self, ground: GroundSet, batch: PartialBatch) -> GroundSet:
+        """The batch's rows as a ground set of their own, evaluated by each rank for itself."""
+        assert batch.rows_M is not None
         return GroundSet(
-            features_ND=batch.features_MD,
-            quality_N=batch.quality_M,
-            num_selected=budget(self.select_ratio, num_samples),
+            features_ND=ground.features(batch.rows_M),
+            quality_N=ground.quality_N[batch.rows_M],
+            num_selected=budget(self.select_ratio, batch.rows_M.numel()),
             helpers=self.ranks,
         )
 
@@ -406,7 +407,7 @@ class MaskLearner(LightningModule):
         return rollout_update(
             logits_M,
             objective=self.objective,
-            ground=self._ground_of(batch),
+            ground=self._part_of(state.ground, batch),
             scales=state.scales,
             estimator=self.estimator,
             num_rollouts=self.num_rollouts,

@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from datamask_pl.distributed import Place, set_place
 from datamask_pl.errors import LaunchError
 from datamask_pl.failures import FailureBoard
+from datamask_pl.functional.device import backend
 
 
 def group_size(world_size: int, ranks_of_node: int, ranks_per_block: int | None) -> int:
@@ -88,10 +89,7 @@ class BlockGroupStrategy(DDPStrategy):
         rank, world_size = environment.global_rank(), environment.world_size()
         size = group_size(world_size, self.num_processes, self.ranks_per_block)
         group = rank // size
-        if self._process_group_backend is None and self.root_device.type == "cuda":
-            # flags and objects go through the host, so that the GPU does not wait for them
-            self._process_group_backend = "cpu:gloo,cuda:nccl"
-        self._process_group_backend = self._get_process_group_backend()
+        self._process_group_backend = self._process_group_backend or backend(self.root_device)
         store = _connect(environment.main_address, environment.main_port, rank, world_size, self._timeout)
         dist.init_process_group(
             self._process_group_backend,

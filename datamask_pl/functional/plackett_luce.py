@@ -8,9 +8,10 @@ arXiv:1903.06059) draws from the same distribution in one pass.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from datamask_pl.functional.device import largest
 
 
 def draw(logits_N: Tensor, num_selected: int, *, generator: torch.Generator) -> Tensor:
@@ -36,13 +37,7 @@ def draw(logits_N: Tensor, num_selected: int, *, generator: torch.Generator) -> 
     noise_N = torch.empty(logits_N.shape, dtype=torch.float64, device=logits_N.device)
     noise_N.exponential_(generator=generator)
     keys_N = noise_N.log_().neg_().add_(logits_N.detach())
-    if keys_N.device.type != "cpu":
-        return keys_N.topk(num_selected, sorted=True).indices
-    if num_selected == keys_N.numel():
-        return keys_N.argsort(descending=True)
-    # numpy's introselect is an order of magnitude faster than torch.topk for large k on a CPU
-    largest_K = torch.from_numpy(np.argpartition(keys_N.numpy(), -num_selected)[-num_selected:])
-    return largest_K[keys_N[largest_K].argsort(descending=True)]
+    return largest(keys_N, num_selected)
 
 
 def masks_of(draws_RK: Tensor, num_samples: int) -> Tensor:

@@ -1,0 +1,68 @@
+"""All that depends on the device: what fits on it, how tensors get there, and which selection is fastest on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Share of a GPU's free memory that a block's features may take; the rest is for a step's products.
+MAX_RESIDENT_SHARE = 0.5
+
+
+def fits(num_bytes: int, device: torch.device) -> bool:
+    """True if a block's features of this size may live on the device; always on a CPU, where they are already.
+
+    Example:
+        >>> fits(2**60, torch.device("cpu"))
+        True
+    """
+    if device.type != "cuda":
+        return True
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return num_bytes <= MAX_RESIDENT_SHARE * free_bytes
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. From the host to a GPU through pinned memory, so that neither waits for the other.
+
+    Example:
+        >>> move(torch.ones(2), torch.device("cpu"))
+        tensor([1., 1.])
+    """
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def largest(keys_N: Tensor, num_selected: int) -> Tensor:
+    """Positions of the largest keys, largest first; keys are distinct, or ties fall as they may.
+
+    Args:
+        keys_N: float (N,).
+        num_selected: K, in [1, N].
+
+    Returns:
+        int64 (K,).
+
+    Example:
+        >>> largest(torch.tensor([1.0, 3.0, 2.0]), 2)
+        tensor([1, 2])
+    """
+    if keys_N.device.type != "cpu":
+        return keys_N.topk(num_selected, sorted=True).indices
+    if num_selected == keys_N.numel():
+        return keys_N.argsort(descending=True)
+    # numpy's introselect is an order of magnitude faster than torch.topk for large k on a CPU
+    chosen_K = torch.from_numpy(np.argpartition(keys_N.numpy(), -num_selected)[-num_selected:])
+    return chosen_K[keys_N[chosen_K].argsort(descending=True)]
+
+
+def backend(device: torch.device) -> str:
+    """Process group backend: objects and flags go through the host, so that a GPU does not wait for them.
+
+    Example:
+        >>> backend(torch.device("cpu"))
+        'gloo'
+    """
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
