@@ -61,6 +61,17 @@ def decided_once(key: str, decide: Callable[[], str]) -> str:
     return str(_place.store.get(key).decode())
 
 
+def post(key: str) -> None:
+    """Leaves a word that every process of every group can find. Not a collective."""
+    if _place.store is not None:
+        _place.store.set(key, "")
+
+
+def is_posted(key: str) -> bool:
+    """True if any process of any group has posted the word; False where there is one process. Not a collective."""
+    return _place.store is not None and bool(_place.store.check([key]))
+
+
 def rank_and_world() -> tuple[int, int]:
     """This process's rank and the number of processes; (0, 1) without a process group."""
     if dist.is_available() and dist.is_initialized():

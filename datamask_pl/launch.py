@@ -51,11 +51,21 @@ def register_strategy(options: LaunchOptions) -> None:
 
 
 def slurm_plugins(plugins: Any) -> list[ClusterEnvironment]:  # noqa: ANN401
-    """Lightning's SLURM environment without its requeueing, which saves inside the signal handler and hangs."""
+    """Lightning's SLURM environment without its requeueing, which saves inside the signal handler and hangs.
+
+    Raises:
+        LaunchError: If SLURM was told the number of tasks, but not of tasks a node.
+    """
     given = plugins if isinstance(plugins, (list, tuple)) else [plugins]
     if not SLURMEnvironment.detect() or any(isinstance(plugin, ClusterEnvironment) for plugin in given):
         return []
-    return [SLURMEnvironment(auto_requeue=False)]
+    try:
+        return [SLURMEnvironment(auto_requeue=False)]
+    except RuntimeError as error:
+        raise LaunchError(
+            f"SLURM_NTASKS is {os.environ['SLURM_NTASKS']}, and SLURM_NTASKS_PER_NODE is not set; ask SLURM for "
+            "--nodes and --ntasks-per-node instead of --ntasks."
+        ) from error
 
 
 def check_launch(trainer: Trainer) -> None:
@@ -73,16 +83,17 @@ def check_launch(trainer: Trainer) -> None:
         )
     asked = trainer.num_devices * trainer.num_nodes
     if dist.is_available() and dist.is_torchelastic_launched():
-        launched, launcher = int(os.environ["WORLD_SIZE"]), "torchrun started"
+        launched, launcher, hint = int(os.environ["WORLD_SIZE"]), "torchrun started", ""
     elif SLURMEnvironment.detect() and "SLURM_NTASKS" in os.environ:
         launched, launcher = int(os.environ["SLURM_NTASKS"]), "SLURM_NTASKS says"
+        hint = " (In an interactive shell, SLURM_JOB_NAME=interactive has the job's numbers left out of account.)"
     else:
         return
     if launched != asked:
         raise LaunchError(
             f"{launcher} {launched} process{'es' * (launched != 1)}, and trainer.devices x trainer.num_nodes is "
-            f"{trainer.num_devices} x {trainer.num_nodes} = {asked}; make them equal, with --trainer.strategy ddp. "
-            "(In an interactive SLURM shell, SLURM_JOB_NAME=interactive has the job's numbers left out of account.)"
+            f"{trainer.num_devices} x {trainer.num_nodes} = {asked}; "
+            f"make them equal, with --trainer.strategy ddp.{hint}"
         )
     if launcher.startswith("SLURM") and launched > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & set(os.environ):
         rank_zero_warn(

@@ -13,8 +13,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamask_pl.distributed import RankGroup
+from datamask_pl.distributed import RankGroup, is_posted, place, post
 from datamask_pl.errors import ConfigError
+
+_PREEMPTED = "datamask-preempted"
 
 
 class Preemption(Callback):
@@ -22,6 +24,7 @@ class Preemption(Callback):
 
     The handler sets a flag and nothing else: saving from within it, as Lightning does, meets the other ranks in the
     middle of a collective, and hangs. At the end of each step the ranks agree whether any of them has been told to end.
+    A signal that comes before the first step, while rows are still being checked, is heeded after that step.
 
     Args:
         signal: what the scheduler sends ahead of the end, by name; SLURM's `--signal=USR1@120` sends SIGUSR1.
@@ -36,30 +39,47 @@ class Preemption(Callback):
         self.requeue = requeue
         self.is_preempted = False
         self._received: int | None = None
+        self._handlers_before: dict[int, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Takes the signals over before Lightning does, which at the end puts back the handlers that it found."""
+        self._handlers_before = {number: signal.getsignal(number) for number in self.signals}
+        self._handle(self._note)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the signals over, from Lightning too."""
-        if threading.current_thread() is threading.main_thread():
-            for number in self.signals:
-                signal.signal(number, self._note)
+        """Takes them over from Lightning too."""
+        self._handle(self._note)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ANN401
         """Asks all ranks of the group. Collective."""
         if RankGroup.world().any(self._received is not None):
             self.is_preempted = True
             trainer.should_stop = True
+            post(_PREEMPTED)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Requeues the job, once everything has been saved."""
+        """Requeues the job, once everything has been saved; on rank 0, whichever group of ranks was told to end.
+
+        Lightning calls RunSummary before this, which on rank 0 waits until the other groups have saved, too.
+        """
+        if place().rank == 0 and is_posted(_PREEMPTED):
+            self.is_preempted = True
         if self.is_preempted and self.requeue and os.environ.get("SLURM_PROCID", "0") == "0":
             requeue_slurm_job()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """From here on the signals do nothing: the run ends anyway, and its exit code shall say how."""
+        """Puts back the handlers that were there; after a preemption, signals do nothing while the process ends."""
+        self._handle(signal.SIG_IGN if self.is_preempted else None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Puts back the handlers that were there before."""
+        self._handle(None)
+
+    def _handle(self, handler: Any) -> None:  # noqa: ANN401
+        """Sets the handler of all signals, or, with None, those that there were before `setup`."""
         if threading.current_thread() is threading.main_thread():
-            for number in self.signals:
-                if signal.getsignal(number) == self._note:
-                    signal.signal(number, signal.SIG_IGN)
+            for number, before in self._handlers_before.items():
+                signal.signal(number, before if handler is None else handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._received = number
