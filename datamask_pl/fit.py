@@ -98,7 +98,7 @@ class FitCLI(LightningCLI):
         if config.run_name and config.ckpt_path:
             raise ConfigError("--run_name continues by itself; give either --run_name or --ckpt_path.")
         if config.run_name:
-            if Path(config.run_name).name != config.run_name:
+            if Path(config.run_name).name != config.run_name or config.run_name == "..":
                 raise ConfigError(
                     f"--run_name must be the name of a folder, got {config.run_name!r}; trainer.logger has its path."
                 )

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.data.types import BlockResult, BlockSource
-from datamask_pl.distributed import failing_together
+from datamask_pl.distributed import failing_together, gather_objects
 from datamask_pl.errors import ConfigError
 from datamask_pl.mask_file import Manifest, list_parts, read_part, write_part
 
@@ -45,7 +45,9 @@ class MaskExport(Checkpoint):
         self.num_finished_before = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Finds the folder, and takes the blocks whose parts are whole out of the schedule. Writes nothing. Collective.
+        """Finds the folder, and takes the blocks whose parts are whole out of the schedule. Collective.
+
+        Writes nothing, unless no block is left and the run before was killed between its last part and the manifest.
 
         Raises:
             ConfigError: If the folder holds the mask of other data, or one that was made with other options.
@@ -53,6 +55,7 @@ class MaskExport(Checkpoint):
         self.folder = Path(self.output) if self.output else run_folder(trainer) / "mask"
         source = _source(trainer)
         settings = cast(Learner, pl_module).settings()
+        begun: Manifest | None = None
         finished: dict[int, dict[str, Any]] = {}
         with failing_together():
             begun = Manifest.read(self.folder)
@@ -65,6 +68,8 @@ class MaskExport(Checkpoint):
                 about = read_part(self.folder, block, plan_hash=source.plan_hash, settings=settings)
                 if about is not None:
                     finished[block] = about
+        # as rank 0 sees the folder: on a file system that lags behind the ranks might not see the same
+        finished = gather_objects(finished)[0]
         source.skip_blocks(finished)
         self.num_finished_before = len(finished)
         self.manifest = Manifest(
@@ -76,6 +81,10 @@ class MaskExport(Checkpoint):
             config=self.config,
             blocks=finished,
         )
+        is_listed = begun is not None and set(finished) <= set(begun.blocks)
+        with failing_together():
+            if trainer.is_global_zero and finished and not source.schedule and not is_listed:
+                self.manifest.write(self.folder)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins the manifest, so that a folder that cannot be written to is noticed now. Collective."""

@@ -81,6 +81,8 @@ class RunSummary(Callback):
             trainer.strategy.finish()
         if place().rank > 0 or not trainer.is_global_zero or export is None or export.manifest is None:
             return
+        if place().num_groups == 1 and not _source(trainer).schedule:
+            print("nothing was left to do")
         manifest = (None if export.folder is None else Manifest.read(export.folder)) or export.manifest
         print(describe_run(manifest))
         num_done, num_blocks = len(manifest.blocks), manifest.num_blocks

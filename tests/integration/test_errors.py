@@ -95,6 +95,25 @@ class TestOptions:
             (("--trainer.enable_checkpointing", "false"), ("enable_checkpointing",)),
             (("--ckpt_path", "last"), ("--ckpt_path last", "no run in runs/datamask has a checkpoint")),
             (("--ckpt_path", "no.ckpt"), ("no.ckpt does not exist", "last")),
+            (
+                ("--ckpt_path", "last", "--trainer.logger", "false"),
+                ("--run_name and --ckpt_path need a trainer.logger",),
+            ),
+            (
+                ("--run_name", "a/b"),
+                ("--run_name must be the name of a folder, got 'a/b'", "trainer.logger has its path"),
+            ),
+            (("--run_name", ".."), ("--run_name must be the name of a folder, got '..'",)),
+            (("--run_name", "/tmp"), ("--run_name must be the name of a folder",)),
+            (("--run_name", "a", "--trainer.logger", "false"), ("--run_name and --ckpt_path need a trainer.logger",)),
+            (("--run_name", "a", "--ckpt_path", "last"), ("--run_name continues by itself", "give either")),
+            (("--data.shard", "3/3"), ("data.shard must be i/n with i from 0 to n - 1", "got '3/3'")),
+            (("--launch.ranks_per_block", "0"), ("launch.ranks_per_block must be at least 1, got 0",)),
+            (("--launch.timeout_s", "0"), ("launch.timeout_s must be above 0, got 0.0",)),
+            (
+                ("--preemption.signal", "USR1"),
+                ("preemption.signal must be a signal's name such as SIGUSR1, got 'USR1'",),
+            ),
             (("--config", "no.yaml"), ("no.yaml", "does not exist")),
             (
                 (*ESTIMATORS["group_relative"], "--data.partial", "0.01"),
@@ -195,32 +214,41 @@ class TestData:
         refused("shard-1.parquet", needed, args=data)
 
 
-class TestCheckpoints:
-    @pytest.fixture
-    def last(self, data, workplace):
-        """The newest checkpoint of a run."""
-        fit(*data)
-        return sorted((run_folder() / "checkpoints").iterdir())[-1]
+class TestContinuing:
+    """A run of other settings or other data is never continued, whether it was finished or only begun."""
+
+    @pytest.fixture(params=["finished", "begun", "within the first block"])
+    def run_of(self, request, data, capsys):
+        steps = {
+            "finished": (),
+            "begun": ("--trainer.max_steps", "6"),
+            "within the first block": ("--trainer.max_steps", "2"),
+        }
+        fit(*data, *steps[request.param], "--run_name", "mine", "--checkpoint.every_n_steps", "1")
+        capsys.readouterr()
+        return request.param
 
     @pytest.mark.parametrize(
         ("args", "needed"),
         [
-            (("--model.select_ratio", "0.2"), "model.select_ratio is 0.1 in the checkpoint and 0.2 here"),
-            (("--model.num_steps", "9"), "model.num_steps is 4 in the checkpoint and 9 here"),
+            (("--model.select_ratio", "0.2"), "model.select_ratio is 0.1 there and 0.2 here"),
+            (("--model.num_steps", "9"), "model.num_steps is 4 there and 9 here"),
             (("--model.diversity", "disf"), "disf(standardize=False)"),
-            (("--data.seed", "5"), "data.seed is 0 in the checkpoint and 5 here"),
-            (("--data.block_size", "30"), "plan_hash"),
-            (("--data.quality_scaling", "minmax"), "plan_hash"),
+            (("--data.seed", "5"), "other data"),
+            (("--data.block_size", "30"), "other data"),
+            (("--data.quality_scaling", "minmax"), "other data"),
         ],
         ids=lambda value: value[0] if isinstance(value, tuple) else "",
     )
-    def test_one_of_other_settings_or_data(self, refused, data, last, capsys, args, needed):
-        capsys.readouterr()
-        refused(needed, "start without --ckpt_path", args=(*data, *args, "--ckpt_path", "last"))
+    @pytest.mark.parametrize("how", [("--run_name", "mine"), ("--ckpt_path", "last")], ids=lambda how: how[0])
+    def test_one_of_other_settings_or_data(self, refused, data, run_of, how, args, needed):
+        refused(needed, "another --run_name", args=(*data, *args, *how))
 
     @pytest.mark.parametrize("content", ["half", "text", "empty", "list", "other dict"])
-    def test_one_that_is_damaged_or_foreign(self, refused, data, last, workplace, capsys, content):
+    def test_a_checkpoint_that_is_damaged_or_foreign(self, refused, data, workplace, capsys, content):
+        fit(*data)
         capsys.readouterr()
+        last = sorted((run_folder() / "checkpoints").iterdir())[-1]
         path = workplace / "given.ckpt"
         if content in ("list", "other dict"):
             torch.save([1] if content == "list" else {"state_dict": {}}, path)
@@ -228,26 +256,28 @@ class TestCheckpoints:
             path.write_bytes({"half": last.read_bytes()[:1500], "text": b"hello", "empty": b""}[content])
         refused("given.ckpt", "datamask_pl", args=(*data, "--ckpt_path", str(path)))
 
-    def test_one_whose_masks_are_gone(self, refused, data, last, capsys):
+    @pytest.mark.parametrize("place", ["elsewhere/block-00000-step-000001.ckpt", "checkpoints/best.ckpt"])
+    def test_a_checkpoint_that_is_not_where_it_was_written(self, refused, data, workplace, capsys, place):
+        fit(*data)
         capsys.readouterr()
-        (run_folder() / "mask/part-00001.parquet").unlink()
-        sorted((run_folder() / "checkpoints").iterdir())[-1].unlink()  # the run is not finished any more
-        needed = ("block 1 is finished according to the checkpoint", "part-00001.parquet")
-        refused(*needed, args=(*data, "--ckpt_path", "last"))
-
-    def test_one_whose_manifest_is_gone(self, refused, data, last, capsys):
-        capsys.readouterr()
-        (run_folder() / "mask/_manifest.json").unlink()
-        sorted((run_folder() / "checkpoints").iterdir())[-1].unlink()
-        refused("_manifest.json does not list", args=(*data, "--ckpt_path", "last"))
+        path = run_folder() / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(sorted((run_folder() / "checkpoints").iterdir())[-1].read_bytes())
+        refused(place, "is not in a run's checkpoints folder", args=(*data, "--ckpt_path", str(path)))
 
 
 class TestMaskFolder:
     def test_one_that_holds_the_mask_of_other_data(self, refused, data, capsys):
         fit(*data, "--mask.output", "mask")
         capsys.readouterr()
-        needed = ("mask holds the mask of other data", "give another folder as mask.output")
+        needed = ("mask holds the mask of other data", "give another --run_name or mask.output")
         refused(*needed, args=(*data, "--mask.output", "mask", "--data.block_size", "30"))
+
+    def test_one_that_was_made_with_other_options(self, refused, data, capsys):
+        fit(*data, "--mask.output", "mask")
+        capsys.readouterr()
+        needed = ("part-00000.parquet was made with other options: model.max_lr is 2.0 there and 3.0 here",)
+        refused(*needed, args=(*data, "--mask.output", "mask", "--model.max_lr", "3"))
 
     def test_one_with_a_damaged_manifest(self, refused, data, workplace):
         (workplace / "mask").mkdir()
@@ -298,7 +328,7 @@ class TestProcess:
         finally:
             process.kill()
         assert process.returncode == 130
-        assert err == "interrupted; --ckpt_path last continues a run that has written a checkpoint\n"
+        assert err == "interrupted; --ckpt_path last goes on with it\n"
         for checkpoint in folder.iterdir():
             assert torch.load(checkpoint, weights_only=True)["datamask_pl"]["version"] == 1
         assert len(parts(run_folder())) < 3

@@ -69,7 +69,7 @@ def test_a_run_killed_beside_any_checkpoint_resumes_as_if_it_had_not_been(blocks
     for name in [name for index, name in enumerate(resumable) if index % 3 == 0 or "step-000005" in name]:
         shutil.rmtree(run_folder(), ignore_errors=True)
         shutil.copytree(disk.folder / name, run_folder())
-        fit(*args, "--ckpt_path", "last")
+        fit(*args, "--run_name", "version_0")
         assert_same_mask(run_folder(), undisturbed, num_parts=3)
         expected, seen = manifest(undisturbed)["blocks"], manifest(run_folder())["blocks"]
         for block in (*expected.values(), *seen.values()):
@@ -105,9 +105,9 @@ def test_a_process_killed_by_the_system_and_resumed_is_one_that_was_not(blocks, 
     slow = () if setting == "patience" else ("--model.num_steps", "60")
     args = (*blocks, *SETTINGS[setting], *slow)
     fit(*args, "--mask.output", "undisturbed", "--trainer.logger", "false", "--trainer.default_root_dir", "other")
-    for index, moment in enumerate(moments):
-        kill_at(moment, *args, *(("--ckpt_path", "last") if index else ()), folder=workplace)
-    fit(*args, "--ckpt_path", "last")
+    for moment in moments:
+        kill_at(moment, *args, "--run_name", "version_0", folder=workplace)
+    fit(*args, "--run_name", "version_0")
     assert_same_mask(run_folder(), workplace / "undisturbed", num_parts=3)
 
 
@@ -122,8 +122,8 @@ class TestStoppingWithinABlock:
         capsys.readouterr()
         fit(*args, "--trainer.max_steps", str(num_steps))
         assert len(parts(run_folder(version=1))) == num_steps // 5
-        assert f"({num_steps // 5} of 3 blocks)" in (out := capsys.readouterr().out)
-        assert "--ckpt_path last" in out
+        assert f"({num_steps // 5} of 3 parts so far)" in (out := capsys.readouterr().out)
+        assert "the same command with --run_name version_1 goes on" in out
         fit(*args, "--ckpt_path", "last")
         assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
 
@@ -146,16 +146,96 @@ class TestResuming:
         events = EventAccumulator(str(run_folder())).Reload()
         assert [event.step for event in events.Scalars("objective/f")] == list(range(1, 16))
 
-    def test_last_is_the_newest_run_and_a_path_is_any(self, blocks, workplace):
+    def test_the_same_command_with_the_runs_name_goes_on(self, blocks):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        named = (*args, "--run_name", "mine", "--trainer.max_steps", "4")
+        for num_parts in (0, 1, 2, 3):
+            fit(*named)
+            assert len(parts(run_folder().with_name("mine"))) == num_parts
+        assert_same_mask(run_folder().with_name("mine"), run_folder(), num_parts=3)
+        assert sorted(path.name for path in Path("runs/datamask").iterdir()) == ["mine", "version_0"]
+
+    def test_last_is_the_newest_run_and_a_path_is_any(self, blocks):
         args = (*blocks, "--model.num_steps", "5")
         fit(*args)
         fit(*args, "--trainer.max_steps", "8")
         fit(*args, "--trainer.max_steps", "2")
         fit(*args, "--ckpt_path", "last")
         assert [len(parts(run_folder(version=version))) for version in (0, 1, 2)] == [3, 1, 3]
-        fit(*args, "--ckpt_path", str(sorted((run_folder(version=1) / "checkpoints").iterdir())[-1]))
+        fit(*args, "--ckpt_path", str(run_folder(version=1)))
         for version in (1, 2):
             assert_same_mask(run_folder(version=version), run_folder(), num_parts=3)
+
+    def test_a_checkpoint_that_is_named_is_the_one_to_go_on_from(self, blocks, capsys):
+        args = (*blocks, "--model.num_steps", "5", "--checkpoint.every_n_steps", "1", "--checkpoint.keep", "9")
+        fit(*args)
+        fit(*args, "--trainer.max_steps", "8")
+        fit(*args, "--ckpt_path", str(run_folder(version=1) / "checkpoints/block-00001-step-000001.ckpt"))
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+        events = EventAccumulator(str(run_folder(version=1))).Reload()
+        # Steps that were done twice, the second and third of block 1, are shown as the newer run saw them.
+        steps = [event.step for event in events.Scalars("objective/f")]
+        assert sorted(set(steps)) == list(range(1, 16))
+
+    def test_a_folder_without_a_run_begins_one_there(self, blocks, workplace):
+        args = (*blocks, "--model.num_steps", "2")
+        fit(*args)
+        (workplace / "here/name/mine").mkdir(parents=True)
+        fit(*args, "--ckpt_path", "here/name/mine")
+        assert_same_mask(workplace / "here/name/mine", run_folder(), num_parts=3)
+
+    @pytest.mark.parametrize("block", [0, 1, 2])
+    @pytest.mark.parametrize("what", ["gone", "cut off", "empty"])
+    def test_a_part_that_is_gone_or_damaged_is_learned_again_and_no_other(self, blocks, block, what):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        fit(*args)
+        mask = run_folder(version=1) / "mask"
+        path = mask / f"part-0000{block}.parquet"
+        others = {other: other.stat().st_mtime_ns for other in mask.glob("*.parquet") if other != path}
+        if what == "gone":
+            path.unlink()
+            fit(*args, "--run_name", "version_1")
+        else:
+            path.write_bytes(path.read_bytes()[:-10] if what == "cut off" else b"")
+            with pytest.warns(UserWarning, match=f"{path.name} is damaged .*; its block is learned again"):
+                fit(*args, "--run_name", "version_1")
+        assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+        assert {other: other.stat().st_mtime_ns for other in others} == others
+
+    @pytest.mark.parametrize("what", ["gone", "not brought up to date"])
+    def test_a_manifest_that_is_gone_or_was_not_written_any_more_is_made_whole(self, blocks, what):
+        """A run that is killed after its last part, and before the manifest, has nothing left to learn."""
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        whole = manifest(run_folder())
+        path = run_folder() / "mask/_manifest.json"
+        if what == "gone":
+            path.unlink()
+        else:
+            path.write_text(json.dumps({**whole, "blocks": {"0": whole["blocks"]["0"]}}))
+        fit(*args, "--run_name", "version_0")
+        after = manifest(run_folder())
+        assert after["blocks"] == whole["blocks"]
+        assert after["num_blocks"] == 3
+
+    def test_a_run_without_a_logger_goes_on_in_its_root_folder(self, blocks, workplace):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        rootless = (*args, "--trainer.logger", "false", "--trainer.default_root_dir", "root")
+        fit(*rootless, "--trainer.max_steps", "8")
+        assert len(parts(workplace / "root")) == 1
+        fit(*rootless)
+        assert_same_mask(workplace / "root", run_folder(), num_parts=3)
+
+    def test_checkpoints_of_a_mask_written_elsewhere_are_in_the_runs_folder(self, blocks, workplace):
+        args = (*blocks, "--model.num_steps", "5")
+        fit(*args)
+        elsewhere = (*args, "--mask.output", "mask", "--run_name", "mine")
+        fit(*elsewhere, "--trainer.max_steps", "8")
+        fit(*elsewhere)
+        assert_same_mask(workplace / "mask", run_folder(), num_parts=3)
 
     def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(self, blocks):
         args = (*blocks, "--model.num_steps", "5", "--checkpoint.every_n_steps", "1")
@@ -180,7 +260,8 @@ class TestResuming:
         args = (*blocks, "--model.num_steps", "5")
         fit(*args)
         fit(*args, "--trainer.max_epochs", "1")
-        fit(*args, "--trainer.max_epochs", "2", "--ckpt_path", "last")
+        assert len(parts(run_folder(version=1))) == 1
+        fit(*args, "--trainer.max_epochs", "1", "--ckpt_path", "last")
         assert len(parts(run_folder(version=1))) == 2
         fit(*args, "--ckpt_path", "last")
         assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)

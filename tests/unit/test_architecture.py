@@ -83,6 +83,23 @@ def test_no_module_imports_itself_through_others():
     TopologicalSorter({name: own_imports_of(name) for name in SOURCES}).prepare()
 
 
+COLLECTIVES = {
+    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "monitored_barrier", "reduce", "reduce_scatter", "scatter",
+}  # fmt: skip
+
+
 def test_collectives_live_in_one_module():
-    users = {name for name in SOURCES if "torch.distributed" in imports_of(name)}
-    assert users <= {"datamask_pl.distributed"}
+    for name, path in SOURCES.items():
+        called = {
+            node.func.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "dist"
+        }
+        assert name == "datamask_pl.distributed" or not called & COLLECTIVES, f"{name} calls {called & COLLECTIVES}"
+
+
+def test_torch_distributed_is_known_to_few():
+    users = {part_of(name) for name in SOURCES if any("torch.distributed" in other for other in imports_of(name))}
+    assert users <= {"distributed", "strategy", "launch", "failures"}

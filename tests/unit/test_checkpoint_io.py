@@ -37,6 +37,7 @@ def test_checkpoints_are_listed_by_block_and_step_and_other_files_are_not(tmp_pa
     assert [(int(block), int(step)) for block, step in pairs] == [
         (2, 9), (2, 100000), (2, 1000000), (10, 2), (100000, 0)
     ]  # fmt: skip
+    assert [path.name for path in list_checkpoints(tmp_path, 10)] == ["block-00010-step-000002.ckpt"]
     assert list_checkpoints(tmp_path / "missing") == []
 
 
@@ -51,13 +52,22 @@ def test_a_damaged_one_is_refused_and_passed_over(tmp_path, spoil):
     with pytest.raises(CheckpointError, match=r"step-000002\.ckpt is damaged"):
         read_checkpoint(newer)
     with pytest.warns(UserWarning, match="Falling back to the one before"):
-        assert newest_whole_checkpoint(tmp_path) == older
+        assert newest_whole_checkpoint(tmp_path, 0, below=9) == older
 
 
-def test_none_that_is_whole_is_an_error(tmp_path):
+def test_where_none_is_whole_there_is_none(tmp_path):
+    assert newest_whole_checkpoint(tmp_path / "missing", 0, below=9) is None
     save(tmp_path, 0, 1).write_bytes(b"")
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="start without --ckpt_path"):
-        newest_whole_checkpoint(tmp_path)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert newest_whole_checkpoint(tmp_path, 0, below=9) is None
+
+
+def test_the_newest_is_that_of_the_block_and_not_of_its_last_step(tmp_path):
+    newest = save(tmp_path, 3, 8)
+    for block, step in ((3, 7), (3, 9), (2, 8), (4, 1)):
+        save(tmp_path, block, step)
+    assert newest_whole_checkpoint(tmp_path, 3, below=9) == newest
+    assert newest_whole_checkpoint(tmp_path, 5, below=9) is None
 
 
 @pytest.mark.parametrize("content", [[1], {"state_dict": {}}, {STATE_KEY: 1}], ids=str)

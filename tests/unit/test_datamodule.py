@@ -20,6 +20,7 @@ from datamask_pl.data.loader import BlockQueue, draw_rows
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.scaling import ConstantQualityWarning
 from datamask_pl.datamodule import FeatureDataModule, _check_same_plan
+from datamask_pl.distributed import Place
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 
 # lightning 2.6.6 checks pytrees in a way that torch 2.13 announces the end of; not ours to change.
@@ -50,24 +51,31 @@ def make_data(path, *, num_steps=3, is_whole_block=False, **options):
 
 
 class Recorder(pl.LightningModule):
-    """Learns nothing; notes what it is given, and saves a checkpoint after every step if it is told where."""
+    """Learns nothing; notes what it is given. Resumes at a (block, step), and skips blocks, if it is told to."""
 
-    def __init__(self, data, *, folder=None, fails_at=None, settles_at=()):
+    def __init__(self, data, *, fails_at=None, settles_at=(), resume_at=None, finished=()):
         super().__init__()
         self.automatic_optimization = False
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.data, self.folder, self.fails_at, self.settles_at = data, folder, fails_at, settles_at
+        self.data, self.fails_at, self.settles_at, self.resume_at = data, fails_at, settles_at, resume_at
+        self.finished = finished
         self.seen, self.ends = [], []
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def setup(self, stage):
+        self.data.skip_blocks(self.finished)
+        self.data.prepare()
         self.trainer.fit_loop.max_epochs = len(self.data.block_sizes)
 
+    def on_train_epoch_start(self):
+        self.begun = self.data.next_block
+        if self.resume_at is not None and self.resume_at[0] == self.begun:
+            self.data.resume_at(*self.resume_at)
+
     def training_step(self, batch, batch_idx):
-        assert batch.block.index == self.trainer.current_epoch
-        assert batch.step == batch_idx
+        assert batch.block.index == self.begun == self.data.schedule[self.trainer.current_epoch]
         if (batch.block.index, batch.step) == self.fails_at:
             raise RuntimeError("stopped on purpose")
         rows = None if batch.rows_M is None else batch.rows_M.tolist()
@@ -76,17 +84,11 @@ class Recorder(pl.LightningModule):
         if (batch.block.index, batch.step) in self.settles_at:
             self.data.skip_rest_of_block()
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        if self.folder is not None:
-            self.trainer.save_checkpoint(self.folder / f"{batch.block.index}-{batch.step}.ckpt")
-
     def on_train_epoch_end(self):
-        self.ends.append(self.trainer.current_epoch)
-        if self.folder is not None:
-            self.trainer.save_checkpoint(self.folder / f"{self.trainer.current_epoch}-end.ckpt")
+        self.ends.append(self.begun)
 
 
-def fit(data, *, ckpt_path=None, **recorder_options):
+def fit(data, **recorder_options):
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -97,7 +99,7 @@ def fit(data, *, ckpt_path=None, **recorder_options):
         enable_model_summary=False,
     )
     module = Recorder(data, **recorder_options)
-    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    trainer.fit(module, datamodule=data)
     return module
 
 
@@ -129,7 +131,6 @@ def test_a_partial_batch_is_unit_rows_of_the_block_and_their_scaled_quality(tmp_
     data = make_data(write_shards(tmp_path, [30]), partial=0.25)
     data.setup()
     loader = data.train_dataloader()
-    loader._current_block = lambda: 0
     batches = list(loader)
     data.teardown()
     assert len(loader) == len(batches) == 3
@@ -149,7 +150,6 @@ def test_a_whole_block_batch_carries_no_rows_but_the_size_of_its_slices(tmp_path
     data = make_data(write_shards(tmp_path, [20_000], group_rows=20_000), partial=partial, is_whole_block=True)
     data.setup()
     loader = data.train_dataloader()
-    loader._current_block = lambda: 0
     batch = next(iter(loader))
     data.teardown()
     assert batch.rows_M is None
@@ -178,64 +178,83 @@ def test_every_row_is_drawn_equally_often():
 
 def test_a_run_resumed_after_any_step_sees_what_an_uninterrupted_one_sees(tmp_path):
     """lightning #19815: resume repeats or skips a batch."""
-    shards, folder = tmp_path / "shards", tmp_path / "checkpoints"
-    shards.mkdir()
+    path = write_shards(tmp_path, [13])
     options = {"block_size": 5, "partial": 0.5}
-    whole = fit(make_data(write_shards(shards, [13]), **options), folder=folder)
+    whole = fit(make_data(path, **options))
     assert len(whole.seen) == 9
-    for done in range(1, 10):
-        block, step = divmod(done - 1, 3)
-        resumed = fit(make_data(str(shards), **options), ckpt_path=folder / f"{block}-{step}.ckpt")
+    for done in range(9):
+        block, step = divmod(done, 3)
+        resumed = fit(make_data(path, **options), finished=range(block), resume_at=(block, step))
         assert resumed.seen == whole.seen[done:], (block, step)
-    for block in range(3):
-        resumed = fit(make_data(str(shards), **options), ckpt_path=folder / f"{block}-end.ckpt")
-        assert resumed.seen == whole.seen[3 * (block + 1) :], block
+        assert resumed.ends == whole.ends[block:]
 
 
-def test_lightning_ends_no_epoch_again_that_had_made_its_last_step(tmp_path):
-    """A checkpoint of a block's last step resumes in the next block: on_train_epoch_end has to be made up for."""
-    shards, folder = tmp_path / "shards", tmp_path / "checkpoints"
-    shards.mkdir()
-    whole = fit(make_data(write_shards(shards, [10]), block_size=5), folder=folder)
-    assert whole.ends == [0, 1]
-    assert fit(make_data(str(shards), block_size=5), ckpt_path=folder / "0-1.ckpt").ends == [0, 1]
-    assert fit(make_data(str(shards), block_size=5), ckpt_path=folder / "0-2.ckpt").ends == [1]
+def test_blocks_that_are_finished_are_neither_read_nor_learned(tmp_path, monkeypatch):
+    path = write_shards(tmp_path, [12])
+    whole = fit(make_data(path, block_size=4))
+    counts = count_reads(monkeypatch)
+    rest = fit(make_data(path, block_size=4), finished={0, 2})
+    assert rest.seen == [seen for seen in whole.seen if seen[0] == 1]
+    assert rest.ends == [1]
+    assert counts == [[1], [1]]  # checked, then learned
+    assert fit(make_data(path, block_size=4), finished={0, 1, 2}).seen == []
+
+
+def test_jobs_of_a_shard_share_the_blocks(tmp_path):
+    path = write_shards(tmp_path, [20])
+    whole = fit(make_data(path, block_size=4))
+    shares = [fit(make_data(path, block_size=4, shard=f"{index}/3")) for index in range(3)]
+    assert [share.ends for share in shares] == [[0, 3], [1, 4], [2]]
+    assert sorted(seen for share in shares for seen in share.seen) == sorted(whole.seen)
+    for share in shares:
+        assert share.data.num_blocks == 5
+        assert share.data.plan_hash == whole.data.plan_hash
+
+
+def test_groups_of_ranks_share_the_blocks_of_a_job(tmp_path, monkeypatch):
+    path = write_shards(tmp_path, [20])
+    for group, expected in ((0, [1]), (1, [3])):
+        monkeypatch.setattr(
+            "datamask_pl.distributed._place", Place(rank=group, world_size=2, group=group, num_groups=2)
+        )
+        data = make_data(path, block_size=4, shard="1/2")
+        data.setup()
+        assert data.schedule == expected
+
+
+@pytest.mark.parametrize("shard", ["", "1", "2/2", "-1/2", "a/b", "1/2/3", "0/0", "1.0/2", " 0/1"])
+def test_a_shard_that_is_none_is_refused(shard):
+    with pytest.raises(ConfigError, match=r"data\.shard must be i/n with i from 0 to n - 1, such as 0/4, got"):
+        FeatureDataModule(path="x", shard=shard)
 
 
 def test_a_settled_block_ends_its_epoch_and_the_next_is_whole_again(tmp_path):
-    shards, folder = tmp_path / "shards", tmp_path / "checkpoints"
-    shards.mkdir()
-    path = write_shards(shards, [15])
+    path = write_shards(tmp_path, [15])
     options = {"block_size": 5, "num_steps": 4}
     settles_at = [(0, 1), (1, 3), (2, 0)]
-    whole = fit(make_data(path, **options), folder=folder, settles_at=settles_at)
+    whole = fit(make_data(path, **options), settles_at=settles_at)
     steps = [(block, step) for block, step, _ in whole.seen]
     assert steps == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
     assert whole.ends == [0, 1, 2]
-    resumed = fit(make_data(path, **options), ckpt_path=folder / "0-0.ckpt", settles_at=settles_at)
+    resumed = fit(make_data(path, **options), resume_at=(0, 1), settles_at=settles_at)
     assert resumed.seen == whole.seen[1:]
     assert resumed.ends == [0, 1, 2]
     # a learner that resumes at the step after it had settled is asked once more, and says so again
-    again = fit(make_data(path, **options), ckpt_path=folder / "0-1.ckpt", settles_at=[(0, 2), *settles_at])
+    again = fit(make_data(path, **options), resume_at=(0, 2), settles_at=[(0, 2), *settles_at])
     assert [(block, step) for block, step, _ in again.seen] == [(0, 2), *steps[2:]]
     assert again.ends == [0, 1, 2]
 
 
-def test_the_state_of_the_loader_is_the_step_to_be_done_next(tmp_path):
-    data = make_data(write_shards(tmp_path, [10]))
+def test_a_loader_begins_where_it_is_told_and_then_at_the_first_step(tmp_path):
+    data = make_data(write_shards(tmp_path, [10]), block_size=5)
     data.setup()
+    data.resume_at(0, 2)
     loader = data.train_dataloader()
-    loader._current_block = lambda: 0
-    batches = iter(loader)
-    assert loader.state_dict() == {"block": 0, "step": 0}
-    assert next(batches).step == 0
-    assert loader.state_dict() == {"block": 0, "step": 1}
-    loader.load_state_dict({"block": 0, "step": 2})
-    assert loader.state_dict() == {"block": 0, "step": 2}
-    assert [batch.step for batch in loader] == [2]
-    assert [batch.step for batch in loader] == [0, 1, 2]
-    loader.load_state_dict({"block": 1, "step": 2})
-    assert [batch.step for batch in loader] == [0, 1, 2]
+    assert data.next_block == 0
+    assert [(batch.block.index, batch.step) for batch in loader] == [(0, 2)]
+    assert data.next_block == 1
+    assert [(batch.block.index, batch.step) for batch in loader] == [(1, 0), (1, 1), (1, 2)]
+    assert data.next_block is None
     data.teardown()
 
 
@@ -281,12 +300,15 @@ def test_a_single_block_is_read_once_in_all_although_it_is_checked(tmp_path, mon
     assert counts == [[0], [1]]
 
 
-def test_setup_twice_is_setup_once(tmp_path, monkeypatch):
+def test_setup_and_prepare_twice_are_once(tmp_path, monkeypatch):
     counts = count_reads(monkeypatch)
     data = make_data(write_shards(tmp_path, [6]))
     data.setup("fit")
+    assert counts == []
+    data.prepare()
     plan_hash = data.plan_hash
     data.setup("validate")
+    data.prepare()
     assert data.plan_hash == plan_hash
     assert counts == [[0], [1]]
 
@@ -299,7 +321,7 @@ def test_the_hash_knows_the_options_that_decide_the_blocks_and_no_others(tmp_pat
         data.setup()
         return data.plan_hash
 
-    same = [plan_hash(), plan_hash(partial=0.5), plan_hash(check_rows=False)]
+    same = [plan_hash(), plan_hash(partial=0.5), plan_hash(check_rows=False), plan_hash(shard="1/3")]
     assert len(set(same)) == 1
     options = [
         {"block_size": 5},
@@ -355,9 +377,11 @@ def test_using_the_data_module_out_of_order_is_explained(tmp_path):
 def test_more_epochs_than_blocks_are_refused(tmp_path):
     data = make_data(write_shards(tmp_path, [3]))
     data.setup()
-    data.trainer = type("FakeTrainer", (), {"current_epoch": 1})()
-    with pytest.raises(ConfigError, match=r"trainer\.max_epochs asks for block 1, there are 1 blocks"):
-        next(iter(data.train_dataloader()))
+    loader = data.train_dataloader()
+    assert len(list(loader)) == 3
+    with pytest.raises(ConfigError, match=r"trainer\.max_epochs asks for more than the 1 blocks left"):
+        next(iter(loader))
+    data.teardown()
 
 
 def test_every_argument_is_explained_by_help_and_parsed_with_its_type(tmp_path):
@@ -404,7 +428,7 @@ def test_the_reading_thread_ends_with_the_run_and_no_process_is_started(tmp_path
 
 def test_the_next_block_is_read_while_one_is_learned_and_two_are_held_at_most():
     started = []
-    queue = BlockQueue(lambda index: started.append(index) or f"block {index}", 4)
+    queue = BlockQueue(lambda index: started.append(index) or f"block {index}", {0: 1, 1: 2, 2: 3}.get)
     assert queue.take(0) == "block 0"
     deadline = time.monotonic() + 5
     while started != [0, 1] and time.monotonic() < deadline:
@@ -438,6 +462,7 @@ def set_up_on_rank(rank, folder, path, on_bad_row, results):
     data = FeatureDataModule(path=path, block_size=4, on_bad_row=on_bad_row)
     try:
         data.setup()
+        data.prepare()
         results.put((rank, data.block_sizes, [bad.row for bad in data.bad_rows], data.num_dropped))
     except BadRowError as error:
         results.put((rank, str(error), error.is_on_all_ranks))
@@ -476,7 +501,7 @@ def test_an_error_of_reading_ahead_is_raised_as_it_is_when_its_block_is_wanted()
             raise DataFileError("a.parquet is cut off")
         return index
 
-    queue = BlockQueue(read, 3)
+    queue = BlockQueue(read, {0: 1, 1: 2}.get)
     assert queue.take(0) == 0
     with pytest.raises(DataFileError, match=r"a\.parquet is cut off"):
         queue.take(1)

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -8,11 +9,12 @@ import pytest
 import torch
 
 from datamask_pl.data.types import Block, BlockResult, Values
-from datamask_pl.errors import CheckpointError, DataFileError
-from datamask_pl.mask_file import Manifest, check_part, describe_block, part_name, write_part
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.mask_file import Manifest, describe_block, list_parts, part_name, read_part, write_part
 
 HASH = "a" * 64
 FILES = ["one.parquet", "two.parquet"]
+SETTINGS = {"model.max_lr": 2.0, "model.patience": None}
 
 
 def result(index=0, num_samples=5, ids=None):
@@ -44,7 +46,7 @@ def result(index=0, num_samples=5, ids=None):
 
 
 def write(folder, **kwargs):
-    write_part(folder, result(**kwargs), files=FILES, plan_hash=HASH)
+    write_part(folder, result(**kwargs), files=FILES, plan_hash=HASH, settings=SETTINGS)
     return folder / part_name(kwargs.get("index", 0))
 
 
@@ -65,28 +67,48 @@ class TestPart:
         assert table["selected"].to_pylist() == [True, True, False, False, False]
         assert np.array_equal(table["logit"].to_numpy(), np.linspace(1, -1, 5, dtype=np.float32))
 
-    def test_one_that_is_whole_and_of_this_data_is_accepted(self, tmp_path):
+    def test_one_that_is_whole_says_what_the_manifest_says(self, tmp_path):
         write(tmp_path, index=3)
-        check_part(tmp_path, 3, plan_hash=HASH)
+        expected = describe_block(result(3))
+        assert read_part(tmp_path, 3) == expected
+        assert read_part(tmp_path, 3, plan_hash=HASH, settings=dict(SETTINGS)) == expected
 
-    def test_one_of_other_data_is_not(self, tmp_path):
+    def test_one_of_other_data_is_refused(self, tmp_path):
         write(tmp_path)
-        with pytest.raises(
-            CheckpointError, match=r"is the mask of other data \(plan aaaaaaaaaaaa, here bbbbbbbbbbbb\)"
-        ):
-            check_part(tmp_path, 0, plan_hash="b" * 64)
+        with pytest.raises(ConfigError, match=r"is the mask of other data \(plan aaaaaaaaaaaa, here bbbbbbbbbbbb\)"):
+            read_part(tmp_path, 0, plan_hash="b" * 64)
 
-    @pytest.mark.parametrize("what", ["missing", "cut", "not ours"])
-    def test_one_that_cannot_be_read_is_not(self, tmp_path, what):
+    def test_one_of_other_settings_is_refused_with_both_values(self, tmp_path):
+        write(tmp_path)
+        with pytest.raises(ConfigError, match=r"model\.max_lr is 2\.0 there and 3\.0 here\. Give the same ones"):
+            read_part(tmp_path, 0, settings={**SETTINGS, "model.max_lr": 3.0})
+
+    def test_one_that_is_not_there_is_none(self, tmp_path):
+        write(tmp_path, index=3)
+        assert read_part(tmp_path, 2) is None
+
+    @pytest.mark.parametrize("what", ["cut", "empty", "not ours", "fewer rows", "folder"])
+    def test_one_that_cannot_be_read_counts_for_nothing_and_is_said(self, tmp_path, what):
         path = write(tmp_path)
-        if what == "missing":
-            path.unlink()
-        elif what == "cut":
-            path.write_bytes(path.read_bytes()[:-20])
-        else:
+        if what in ("cut", "empty"):
+            path.write_bytes(path.read_bytes()[: -20 if what == "cut" else 0])
+        elif what == "not ours":
             pq.write_table(pa.table({"id": [1]}), path)
-        with pytest.raises(CheckpointError, match=r"block 0 is finished .*part-00000\.parquet cannot be read"):
-            check_part(tmp_path, 0, plan_hash=HASH)
+        elif what == "fewer rows":
+            pq.write_table(pq.read_table(path).slice(1), path)
+        else:
+            path.unlink()
+            path.mkdir()
+        with pytest.warns(UserWarning, match=r"part-00000\.parquet is damaged .*; its block is learned again"):
+            assert read_part(tmp_path, 0) is None
+
+    def test_parts_are_listed_in_order_and_other_files_are_not(self, tmp_path):
+        for index in (100000, 12, 3):
+            write(tmp_path, index=index)
+        for name in (".part-00004.parquet.1-ab.tmp", "part-4.parquet", "part-00005.parquet.bak"):
+            (tmp_path / name).touch()
+        assert list_parts(tmp_path) == [3, 12, 100000]
+        assert list_parts(tmp_path / "missing") == []
 
     def test_a_folder_that_is_a_file_is_an_error(self, tmp_path):
         (tmp_path / "mask").write_text("")
@@ -99,6 +121,8 @@ class TestManifest:
 
     def test_what_was_written_is_read(self, tmp_path):
         blocks = {index: describe_block(result(index)) for index in (10, 2)}
+        for index in blocks:
+            write(tmp_path / "mask", index=index)
         manifest = dataclasses.replace(self.MANIFEST, config={"data": {"path": ["x"]}}, blocks=blocks)
         manifest.write(tmp_path / "mask")
         assert Manifest.read(tmp_path / "mask") == manifest
@@ -117,6 +141,42 @@ class TestManifest:
             "seconds": 1.235,
         }
 
+    def test_writers_side_by_side_take_over_what_the_others_wrote(self, tmp_path):
+        mine, other = (dataclasses.replace(self.MANIFEST, blocks={}) for _ in range(2))
+        mine.write(tmp_path)
+        other.write(tmp_path)
+        write(tmp_path, index=5)
+        other.blocks[5] = describe_block(result(5))
+        other.write(tmp_path)
+        write(tmp_path, index=1)
+        mine.blocks[1] = describe_block(result(1))
+        mine.write(tmp_path)
+        assert list(Manifest.read(tmp_path).blocks) == [1, 5]
+
+    def test_a_part_whose_writer_was_killed_before_the_manifest_is_taken_over(self, tmp_path):
+        write(tmp_path, index=7)
+        dataclasses.replace(self.MANIFEST, blocks={}).write(tmp_path)
+        assert Manifest.read(tmp_path).blocks == {7: describe_block(result(7))}
+
+    def test_a_block_whose_part_is_gone_is_not_listed(self, tmp_path):
+        dataclasses.replace(self.MANIFEST, blocks={3: describe_block(result(3))}).write(tmp_path)
+        assert Manifest.read(tmp_path).blocks == {}
+
+    def test_many_writers_at_the_same_time_lose_nothing(self, tmp_path):
+        """The last to look sees all parts, whatever the order in which they read and replace the manifest."""
+
+        def work(writer):
+            manifest = dataclasses.replace(self.MANIFEST, blocks={})
+            for index in range(writer, 24, 4):
+                write(tmp_path, index=index)
+                manifest.blocks[index] = describe_block(result(index))
+                manifest.write(tmp_path)
+
+        with ThreadPoolExecutor(4) as executor:
+            for done in [executor.submit(work, writer) for writer in range(4)]:
+                done.result()
+        assert list(Manifest.read(tmp_path).blocks) == list(range(24))
+
     def test_a_folder_without_one_has_none(self, tmp_path):
         assert Manifest.read(tmp_path) is None
         assert Manifest.read(tmp_path / "missing") is None
@@ -130,6 +190,8 @@ class TestManifest:
             Manifest.read(tmp_path)
 
     def test_one_of_another_format_is_an_error(self, tmp_path):
-        dataclasses.replace(self.MANIFEST, format=9).write(tmp_path)
+        self.MANIFEST.write(tmp_path)
+        path = tmp_path / "_manifest.json"
+        path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
         with pytest.raises(DataFileError, match="has format 9, this version reads 1"):
             Manifest.read(tmp_path)

@@ -255,13 +255,28 @@ class TestSettings:
         assert self.settings(num_rollouts=7)[1] == base  # multilinear draws none
         assert self.settings(diversity="facility_location", num_steps=20)[1] == base
 
-    def test_a_checkpoint_of_other_settings_is_refused_with_both_values(self):
+    def test_a_checkpoint_of_other_settings_or_data_is_refused_with_both_values(self):
         learner, settings = self.settings(select_ratio=0.2)
         plan_hash = learner.trainer.datamodule.plan_hash
-        saved = {"version": 1, "plan_hash": plan_hash, "settings": {**settings, "model.max_lr": 7.0}, "block": None}
-        expected = r"model\.max_lr is 7\.0 in the checkpoint and 2\.0 here\. Give the data and options"
+        block = {"index": 0, "num_steps": 3}
+        saved = {"version": 1, "plan_hash": plan_hash, "settings": settings, "block": block}
+
+        def restore(**changes):
+            state_dict = {"policy.logits": torch.zeros(60)}
+            learner.restore({"datamask_pl": {**saved, **changes}, "state_dict": state_dict})
+
+        expected = r"model\.max_lr is 7\.0 there and 2\.0 here\. Give the data and options"
         with pytest.raises(CheckpointError, match=expected):
-            learner.on_load_checkpoint({"datamask_pl": saved})
-        with pytest.raises(CheckpointError, match="version is 99 in the checkpoint and 1 here"):
-            learner.on_load_checkpoint({"datamask_pl": {**saved, "version": 99, "settings": settings}})
-        learner.on_load_checkpoint({"datamask_pl": {**saved, "settings": settings}})
+            restore(settings={**settings, "model.max_lr": 7.0})
+        with pytest.raises(CheckpointError, match="version is 99 there and 1 here"):
+            restore(version=99)
+        with pytest.raises(CheckpointError, match="plan_hash is 0000 there and "):
+            restore(plan_hash="0000")
+        with pytest.raises(CheckpointError, match=r"not written by datamask_pl"):
+            restore(block=None)
+        restore()
+
+    def test_lightnings_own_way_of_resuming_is_refused(self):
+        learner, _ = self.settings()
+        with pytest.raises(CheckpointError, match="fit again with LogitsCheckpoint and the same folder"):
+            learner.on_load_checkpoint({})
