@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,16 @@ from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.checkpoint_io import parse_name, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import leave_group, place
+from datamask_pl.distributed import Place, leave_group, place, set_place
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
-from datamask_pl.launch import LaunchOptions, check_launch, is_broken_collective, register_strategy, slurm_plugins
+from datamask_pl.launch import (
+    LaunchOptions,
+    check_launch,
+    choose_accelerator,
+    is_broken_collective,
+    register_strategy,
+    slurm_plugins,
+)
 from datamask_pl.module import MaskLearner
 from datamask_pl.strategy import BlockGroupStrategy
 
@@ -129,6 +137,7 @@ class FitCLI(LightningCLI):
         config.callbacks = [*_as_list(config.callbacks), *shown]
         launch: LaunchOptions = self.config_init[self.subcommand].launch
         register_strategy(launch)
+        config.accelerator = choose_accelerator(config.accelerator)
         config.plugins = [*_as_list(config.plugins), *slurm_plugins(config.plugins)]
         try:
             trainer = super().instantiate_trainer(**kwargs)
@@ -158,26 +167,38 @@ class FitCLI(LightningCLI):
         strategy = self.trainer.strategy
         try:
             self.trainer.fit(model, **options)
-        except Exception as error:
-            board = strategy.board if isinstance(strategy, BlockGroupStrategy) else None
-            is_broken = board is not None and is_broken_collective(error)
-            reason = board.find() if board is not None and is_broken else None
-            if board is not None and not is_broken:
-                board.post(f"{type(error).__name__}: {' '.join(str(error).split())}")
-            self._end_children(patience_s=5.0)
-            if not is_broken:
-                raise
-            reason = reason or f"a rank did not answer within launch.timeout_s, {self._launch.timeout_s:g} s"
-            raise RankFailedError(f"{reason}; this rank cannot go on without it.") from error
-        else:
+            if isinstance(strategy, BlockGroupStrategy) and strategy.lost:
+                raise RankFailedError(f"{strategy.lost}; its blocks are not done. The same command goes on with them.")
             leave_group()
-            self._end_children(patience_s=self._launch.timeout_s)
+        except Exception as error:
+            failure = self._explain(error)
+            self._end_children(patience_s=3.0)
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            set_place(Place())
+        self._end_children(patience_s=self._launch.timeout_s)
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, Preemption) and callback.is_preempted for callback in callbacks):
             raise PreemptedError(
                 "the run was told to end and has saved the block at hand; the same command goes on with it, where "
                 "--run_name or --ckpt_path last names the run."
             )
+
+    def _explain(self, error: Exception) -> Exception:
+        """The error itself, once the others can read of it; or, if another rank broke a collective, which and why."""
+        strategy = self.trainer.strategy
+        board = strategy.board if isinstance(strategy, BlockGroupStrategy) else None
+        if board is None or isinstance(error, RankFailedError):
+            return error
+        if not is_broken_collective(error):
+            board.post(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return error
+        reason = board.find() or "a rank did not answer"
+        if reason.endswith("did not answer"):
+            reason += f" within launch.timeout_s, {self._launch.timeout_s:g} s"
+        return RankFailedError(f"{reason}; this rank cannot go on without it.")
 
     @property
     def _launch(self) -> LaunchOptions:
@@ -187,9 +208,10 @@ class FitCLI(LightningCLI):
     def _end_children(self, *, patience_s: float) -> None:
         """Waits for the processes that Lightning started, and kills what does not end: nobody else would."""
         launcher = self.trainer.strategy.launcher
+        deadline = time.monotonic() + patience_s
         for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []:
             try:
-                process.wait(patience_s)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -133,7 +133,7 @@ class JointObjective:
                     f"objective {term.name} returned {seen} for {masks_RN.shape[0]} masks; "
                     f"`value` must return one number a mask, a tensor of shape ({masks_RN.shape[0]},)."
                 )
-            rows.append(value_R.detach().double())
+            rows.append(value_R.detach().to(masks_RN.device).double())
         return torch.stack(rows)
 
     def combine(self, values: Tensor, scales: Tensor) -> Tensor:

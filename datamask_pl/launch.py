@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch.distributed as dist
+from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
@@ -50,6 +51,11 @@ def register_strategy(options: LaunchOptions) -> None:
     )
 
 
+def choose_accelerator(asked: Any) -> Any:  # noqa: ANN401
+    """What `auto` stands for: an Apple GPU has no float64, in which sums are exact, so there it is the CPU."""
+    return "cpu" if asked == "auto" and MPSAccelerator.is_available() else asked
+
+
 def slurm_plugins(plugins: Any) -> list[ClusterEnvironment]:  # noqa: ANN401
     """Lightning's SLURM environment without its requeueing, which saves inside the signal handler and hangs.
 
@@ -72,7 +78,7 @@ def check_launch(trainer: Trainer) -> None:
     """Compares, before any process waits for another, what was launched with what the trainer was told.
 
     Raises:
-        ConfigError: If the strategy is neither `ddp` nor a single device.
+        ConfigError: If the device is neither a CPU nor a CUDA GPU, or the strategy neither `ddp` nor a single device.
         LaunchError: If the numbers of processes differ.
     """
     strategy = trainer.strategy
@@ -80,6 +86,11 @@ def check_launch(trainer: Trainer) -> None:
         raise ConfigError(
             f"trainer.strategy must be auto or ddp, got {type(strategy).__name__}: all ranks hold the same logits, and "
             "exchange a step's sums alone."
+        )
+    if strategy.root_device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"trainer.accelerator must be cpu or cuda, got a device of type {strategy.root_device.type}: sums are made "
+            "exact in float64, which not every device has."
         )
     asked = trainer.num_devices * trainer.num_nodes
     if dist.is_available() and dist.is_torchelastic_launched():
