@@ -110,8 +110,9 @@ def leave_group() -> None:
 
     A process that ends with its group open now and then aborts, when gloo's threads outlive the interpreter.
     """
-    if rank_and_world()[1] > 1:
-        dist.barrier()
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size() > 1:
+            dist.barrier()
         dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its __all__
@@ -17,7 +18,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not in its 
 # How long a rank may take to post after it broke a collective.
 PATIENCE_S = 5.0
 _POSTED = "datamask-failure"
-_FINISHED = "datamask-finished"
 
 
 class FailureBoard:
@@ -27,12 +27,15 @@ class FailureBoard:
         store: shared by all processes.
         rank: this process's rank, over all groups.
         world_size: number of processes.
+        group: ranks of this process's group; it alone if left out.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, group: Sequence[int] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.group = [rank] if group is None else list(group)
         self._store = store
+        self._processes: dict[int, tuple[str, int]] = {}
         store.set(f"datamask-process-{rank}", json.dumps([socket.gethostname(), os.getpid()]))
 
     def post(self, reason: str) -> None:
@@ -46,40 +49,55 @@ class FailureBoard:
     def find(self) -> str | None:
         """Who failed, and why, in words; None if that cannot be known. Never raises."""
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                if self._store.check([_POSTED]):
-                    rank, reason = json.loads(self._store.get(_POSTED))
-                    return f"rank {rank} ended: {reason}"
-                if gone := self._gone():
-                    return f"rank {gone[0]} ended without a word; it was killed, perhaps for want of memory"
-            except Exception:
-                return "rank 0, through which the others find each other, ended"
-            time.sleep(0.2)
+        try:
+            self._store.set(f"datamask-noticed-{self.rank}", "")
+            while time.monotonic() < deadline:
+                if (reason := self._look()) is not None:
+                    return reason
+                time.sleep(0.2)
+            silent = [rank for rank in self.group if rank != self.rank and not self._is_set("noticed", rank)]
+        except Exception:
+            return "rank 0, through which the others find each other, ended"
+        return f"rank {silent[0]} did not answer" if silent else None
+
+    def finish(self) -> str | None:
+        """Says that this rank has done its part. The group of rank 0, which may hold the store, waits for all others.
+
+        Returns:
+            Who failed meanwhile, and why, in words; None if all have done their part. Never raises.
+        """
+        try:
+            self._store.set(f"datamask-finished-{self.rank}", "")
+            waiting = list(range(self.world_size)) if 0 in self.group else []
+            while waiting := [rank for rank in waiting if not self._is_set("finished", rank)]:
+                if (reason := self._look()) is not None:
+                    return reason
+                time.sleep(0.2)
+        except Exception:
+            return "rank 0, through which the others find each other, ended" if self.rank else None
         return None
 
-    def finish(self) -> None:
-        """Says that this rank has done its part. Rank 0, which may hold the store, waits for all, or for a failure."""
-        try:
-            self._store.add(_FINISHED, 1)
-            while self.rank == 0 and self._store.add(_FINISHED, 0) < self.world_size:
-                if self._store.check([_POSTED]) or self._gone():
-                    return
-                time.sleep(0.2)
-        except Exception:  # the rank that holds the store may be gone
-            return
+    def _look(self) -> str | None:
+        """What was posted, or who is gone."""
+        if self._store.check([_POSTED]):
+            rank, reason = json.loads(self._store.get(_POSTED))
+            return f"rank {rank} ended: {reason}"
+        if gone := self._gone():
+            return f"rank {gone[0]} ended without a word; it was killed, perhaps for want of memory"
+        return None
+
+    def _is_set(self, word: str, rank: int) -> bool:
+        return bool(self._store.check([f"datamask-{word}-{rank}"]))
 
     def _gone(self) -> list[int]:
-        """Ranks of this machine whose process is no more."""
-        gone = []
+        """Ranks of this machine whose process is no more, and had not done its part."""
         for rank in range(self.world_size):
-            key = f"datamask-process-{rank}"
-            if rank == self.rank or not self._store.check([key]):
-                continue
-            host, pid = json.loads(self._store.get(key))
-            if host == socket.gethostname() and not _is_alive(pid):
-                gone.append(rank)
-        return gone
+            if rank not in self._processes and self._is_set("process", rank):
+                host, pid = json.loads(self._store.get(f"datamask-process-{rank}"))
+                self._processes[rank] = host, pid
+        here = socket.gethostname()
+        gone = [rank for rank, (host, pid) in self._processes.items() if host == here and not _is_alive(pid)]
+        return [rank for rank in gone if not self._is_set("finished", rank)]
 
 
 def _is_alive(pid: int) -> bool:

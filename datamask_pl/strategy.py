@@ -56,6 +56,10 @@ class BlockGroupStrategy(DDPStrategy):
         ranks_per_block: ranks of a group; by default those of a node. Must divide the number of processes.
         timeout_s: seconds that a rank waits for the others of its group in one collective.
         options: see Lightning's DDPStrategy.
+
+    Attributes:
+        board: where the ranks say why they ended.
+        lost: after `finish`, which rank of another group failed, and why; None if none did.
     """
 
     strategy_name = "ddp"
@@ -65,6 +69,7 @@ class BlockGroupStrategy(DDPStrategy):
         super().__init__(**options)
         self.ranks_per_block = ranks_per_block
         self.board: FailureBoard | None = None
+        self.lost: str | None = None
         self._place: tuple[int, int] | None = None
 
     @property
@@ -101,14 +106,14 @@ class BlockGroupStrategy(DDPStrategy):
         )
         self._place = rank % size, size
         set_place(Place(rank, world_size, group, world_size // size, store))
-        self.board = FailureBoard(store, rank, world_size)
+        self.board = FailureBoard(store, rank, world_size, range(group * size, (group + 1) * size))
         for decorator in (rank_zero_only, fabric_rank_zero_only):
             decorator.rank = rank % size  # type: ignore[attr-defined]
 
     def finish(self) -> None:
-        """Says that this rank has done its part; rank 0 of all waits for the others."""
+        """Says that this rank has done its part; rank 0 of all, and its group, wait for the other groups."""
         if self.board is not None:
-            self.board.finish()
+            self.lost = self.board.finish()
 
 
 def _connect(address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> Store:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -16,15 +18,18 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamask_pl.distributed import RankGroup, is_posted, place, post
 from datamask_pl.errors import ConfigError
 
+# Seconds between looks whether another group of ranks was told to end: one question to the store they share.
+LOOK_EVERY_S = 1.0
 _PREEMPTED = "datamask-preempted"
 
 
 class Preemption(Callback):
-    """Stops after the step at hand when SIGTERM or the configured signal arrives at any rank of the group.
+    """Stops after the step at hand when SIGTERM or the configured signal arrives at any rank.
 
     The handler sets a flag and nothing else: saving from within it, as Lightning does, meets the other ranks in the
     middle of a collective, and hangs. At the end of each step the ranks agree whether any of them has been told to end.
-    A signal that comes before the first step, while rows are still being checked, is heeded after that step.
+    The other groups of ranks follow within about a second. A signal that comes before the first step, while rows are
+    still being checked, is heeded after that step.
 
     Args:
         signal: what the scheduler sends ahead of the end, by name; SLURM's `--signal=USR1@120` sends SIGUSR1.
@@ -40,6 +45,7 @@ class Preemption(Callback):
         self.is_preempted = False
         self._received: int | None = None
         self._handlers_before: dict[int, Any] = {}
+        self._looked_s = -math.inf
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Takes the signals over before Lightning does, which at the end puts back the handlers that it found."""
@@ -51,8 +57,8 @@ class Preemption(Callback):
         self._handle(self._note)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ANN401
-        """Asks all ranks of the group. Collective."""
-        if RankGroup.world().any(self._received is not None):
+        """Asks all ranks of the group, and now and then whether another group was told to end. Collective."""
+        if RankGroup.world().any(self._received is not None or self._are_others_told(trainer)):
             self.is_preempted = True
             trainer.should_stop = True
             post(_PREEMPTED)
@@ -74,6 +80,17 @@ class Preemption(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Puts back the handlers that were there before."""
         self._handle(None)
+
+    def _are_others_told(self, trainer: Trainer) -> bool:
+        """True if another group was told to end. The look itself fails once the process that holds the store is gone.
+
+        Of groups of one rank nothing else would notice that: they have no collectives that would break.
+        """
+        now = time.monotonic()
+        if place().num_groups == 1 or not trainer.is_global_zero or now - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now
+        return is_posted(_PREEMPTED)
 
     def _handle(self, handler: Any) -> None:  # noqa: ANN401
         """Sets the handler of all signals, or, with None, those that there were before `setup`."""

@@ -152,5 +152,4 @@ class StepLoader:
             return PartialBatch(block, step, min(num_slice_rows, num_samples))
         num_drawn = share_of(DEFAULT_PARTIAL if self.partial is None else self.partial, num_samples)
         rows_M = draw_rows(num_samples, num_drawn, seed=self.seed, block=block.index, step=step)
-        features_MD = block.features_ND[rows_M].float() * block.inv_norm_N[rows_M, None]
-        return PartialBatch(block, step, num_drawn, rows_M, features_MD, block.scaled_quality_N[rows_M])
+        return PartialBatch(block, step, num_drawn, rows_M)

@@ -13,6 +13,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.device import move
+
 
 @dataclass(frozen=True)
 class Block:
@@ -45,48 +47,26 @@ class Block:
         """N, the number of samples in the block."""
         return self.features_ND.shape[0]
 
-    def to(self, device: torch.device | str, **kwargs: Any) -> Block:  # noqa: ANN401
-        """Returns the block with what the objective reads on `device`; ids and sources stay on the host."""
-        if self.features_ND.device == torch.device(device):
-            return self
-        return replace(
-            self,
-            features_ND=self.features_ND.to(device, **kwargs),
-            inv_norm_N=self.inv_norm_N.to(device, **kwargs),
-            scaled_quality_N=self.scaled_quality_N.to(device, **kwargs),
-        )
-
 
 @dataclass(frozen=True)
 class PartialBatch:
-    """What one step reads.
+    """What one step reads: rows of a block. The features stay where the block is, on the learner's device if they fit.
 
     Attributes:
-        block: the block the step belongs to; stays where it is when the batch moves to a device.
+        block: the block the step belongs to.
         step: step within the block, from 0.
         num_slice_rows: rows to read at once where the step sees the whole block.
         rows_M: int64 (M,), ascending rows of the block that the step may draw and update, or None for all of them.
-        features_MD: float32 (M, D), unit rows: the features of rows_M, or None where rows_M is None.
-        quality_M: float32 (M,), scaled quality of rows_M, or None where rows_M is None.
     """
 
     block: Block
     step: int
     num_slice_rows: int
     rows_M: Tensor | None = None
-    features_MD: Tensor | None = None
-    quality_M: Tensor | None = None
 
-    def to(self, device: torch.device | str, **kwargs: Any) -> PartialBatch:  # noqa: ANN401
-        """Returns the batch with its own tensors on `device`."""
-        if self.rows_M is None or self.features_MD is None or self.quality_M is None:
-            return self
-        return replace(
-            self,
-            rows_M=self.rows_M.to(device, **kwargs),
-            features_MD=self.features_MD.to(device, **kwargs),
-            quality_M=self.quality_M.to(device, **kwargs),
-        )
+    def to(self, device: torch.device, **_: Any) -> PartialBatch:  # noqa: ANN401
+        """Returns the batch with its row numbers on `device`."""
+        return self if self.rows_M is None else replace(self, rows_M=move(self.rows_M, device))
 
 
 class BlockSource(Protocol):
