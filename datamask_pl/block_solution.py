@@ -5,15 +5,12 @@ Shapes: R masks, N samples.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from datamask_pl.data.types import Block, Values
-from datamask_pl.functional import plackett_luce
+from datamask_pl.block_state import BlockState
+from datamask_pl.data.types import BlockResult, Values
+from datamask_pl.functional import multilinear, plackett_luce
 from datamask_pl.functional.rounding import polish, top_k_mask
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
@@ -21,64 +18,6 @@ from datamask_pl.joint_objective import JointObjective
 NUM_CALIBRATION_MASKS = 64
 # A spread below this share of a term's size is rounding: the term is constant.
 RELATIVE_SPREAD = 1e-7
-
-
-@dataclass
-class BlockState:
-    """What is known of the block at hand, beside its logits.
-
-    Attributes:
-        block: the block, on the learner's device.
-        ground: the whole block as a ground set.
-        scales: float64 (number of terms,), what each term is divided by.
-        mask_N: bool (N,), the mask of the logits when last looked at.
-        num_steps: steps taken.
-        seconds_before: time spent on the block by the process that was killed.
-        best_mask_N: bool (N,), the best rollout of the whole block, if rollouts are of the whole block.
-        best_reward: its reward.
-        num_unchanged: steps in a row in which the mask changed less than `min_churn`.
-        is_settled: True once that has been so for `patience` steps.
-    """
-
-    block: Block
-    ground: GroundSet
-    scales: Tensor
-    mask_N: Tensor
-    num_steps: int = 0
-    seconds_before: float = 0.0
-    best_mask_N: Tensor | None = None
-    best_reward: float = -float("inf")
-    num_unchanged: int = 0
-    is_settled: bool = False
-    started_s: float = field(default_factory=time.perf_counter)
-
-    @property
-    def seconds(self) -> float:
-        """Time spent on the block, over all processes that worked on it."""
-        return self.seconds_before + time.perf_counter() - self.started_s
-
-    def dump(self) -> dict[str, Any]:
-        """Tensors and plain types for a checkpoint: what the logits do not tell."""
-        return {
-            "index": self.block.index,
-            "scales": self.scales.cpu(),
-            "num_steps": self.num_steps,
-            "seconds": self.seconds,
-            "best_mask": None if self.best_mask_N is None else self.best_mask_N.cpu(),
-            "best_reward": self.best_reward,
-            "num_unchanged": self.num_unchanged,
-            "is_settled": self.is_settled,
-        }
-
-    def restore(self, dumped: dict[str, Any]) -> None:
-        """Takes over what `dump` gave, the scales apart."""
-        self.num_steps = dumped["num_steps"]
-        self.seconds_before = dumped["seconds"]
-        self.best_reward = dumped["best_reward"]
-        self.num_unchanged = dumped["num_unchanged"]
-        self.is_settled = dumped["is_settled"]
-        if dumped["best_mask"] is not None:
-            self.best_mask_N = dumped["best_mask"].to(self.mask_N.device)
 
 
 def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tensor:
@@ -165,3 +104,43 @@ def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, 
     return [
         Values(float(f), dict(zip(names, column.tolist(), strict=True))) for f, column in zip(f_R, terms.T, strict=True)
     ]
+
+
+def solve(
+    state: BlockState, logits_N: Tensor, *, objective: JointObjective, is_polished: bool, seed: int
+) -> BlockResult:
+    """The mask of a block whose steps are done, beside a random one and the one of highest quality. Collective.
+
+    Args:
+        state: of the block.
+        logits_N: float32 (N,), after the last step.
+        objective: what is maximised.
+        is_polished: whether samples near the threshold are exchanged.
+        seed: of the random mask.
+    """
+    ground, scales = state.ground, state.scales
+    mask_N = round_logits(
+        logits_N,
+        objective=objective,
+        ground=ground,
+        scales=scales,
+        is_polished=is_polished,
+        best_rollout_N=state.best_mask_N,
+    )
+    random_N = draw_uniform_masks(1, ground, seed=seed)[0]
+    masks_RN = torch.stack([mask_N, random_N, top_k_mask(ground.quality_N, ground.num_selected)])
+    mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
+    names = [term.name for term in objective.terms]
+    return BlockResult(
+        block=state.block,
+        num_selected=ground.num_selected,
+        mask_N=mask_N.cpu(),
+        logits_N=logits_N.cpu().clone(),
+        probability_N=multilinear.inclusion_probabilities(logits_N, ground.num_selected).float().cpu(),
+        mask=mask,
+        random=random,
+        top_quality=top_quality,
+        scales=dict(zip(names, scales.tolist(), strict=True)),
+        num_steps=state.num_steps,
+        seconds=state.seconds,
+    )

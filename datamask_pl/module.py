@@ -14,15 +14,15 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamask_pl.block_solution import BlockState, calibrate, draw_uniform_masks, round_logits, value_of
+from datamask_pl.block_solution import calibrate, solve
+from datamask_pl.block_state import BlockState
 from datamask_pl.checkpoint_io import STATE_KEY
-from datamask_pl.data.loader import DEFAULT_PARTIAL
+from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_step_budget
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
-from datamask_pl.errors import BudgetError, CheckpointError, ConfigError
+from datamask_pl.errors import CheckpointError, ConfigError
 from datamask_pl.estimation import Update, multilinear_update, rollout_update
-from datamask_pl.functional import multilinear
-from datamask_pl.functional.budget import budget, share_of
+from datamask_pl.functional.budget import budget
 from datamask_pl.functional.device import fits, move
 from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.functional.schedule import linear_rate
@@ -98,8 +98,8 @@ class MaskLearner(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        _check_choice("estimator", estimator, get_args(Estimator))
-        _check_choice("init", init, get_args(Initialization))
+        check_choice("estimator", estimator, get_args(Estimator))
+        check_choice("init", init, get_args(Initialization))
         defaults = DEFAULT_SCHEDULE[estimator]
         self.select_ratio = select_ratio
         self.calibrate = calibrate
@@ -113,13 +113,13 @@ class MaskLearner(LightningModule):
         self.min_churn = min_churn
         self.polish = polish
         budget(select_ratio, 2**62)  # the range; whether it keeps anything depends on the blocks
-        _check(self.num_steps >= 1, "num_steps must be at least 1", self.num_steps)
-        _check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
-        _check(self.min_lr >= 0, "min_lr must not be negative", self.min_lr)
-        _check(math.isfinite(self.max_lr), "max_lr must be finite", self.max_lr)
-        _check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
-        _check(patience is None or patience >= 1, "patience must be at least 1", patience)
-        _check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
+        check(self.num_steps >= 1, "num_steps must be at least 1", self.num_steps)
+        check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
+        check(self.min_lr >= 0, "min_lr must not be negative", self.min_lr)
+        check(math.isfinite(self.max_lr), "max_lr must be finite", self.max_lr)
+        check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
+        check(patience is None or patience >= 1, "patience must be at least 1", patience)
+        check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
         self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         if estimator == "multilinear" and not self.objective.has_expectation:
             names = ", ".join(self.objective.without_expectation())
@@ -162,10 +162,11 @@ class MaskLearner(LightningModule):
         source.prepare()
         sizes = source.block_sizes
         with failing_together():
-            self._check_precision()
+            check_precision(self.trainer.precision)
             for num_samples in sizes:
                 budget(self.select_ratio, num_samples)
-                self._check_step_budget(num_samples)
+                if not self.is_whole_block:
+                    check_step_budget(self.select_ratio, source.partial, num_samples)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
         self.policy = MaskPolicy(max(sizes, default=1))
         self.ranks = RankGroup.world()
@@ -195,8 +196,7 @@ class MaskLearner(LightningModule):
         optimizer = self.optimizers()
         cast(LogitAscent, optimizer.optimizer).stage(batch.rows_M, rate * update.direction_M)  # type: ignore[union-attr]
         optimizer.step()  # type: ignore[union-attr]
-        state.num_steps += 1
-        self._keep_best(update, state)
+        state.note_step(update)
         self.metrics.update(update.metrics)
         self.metrics.update_speed(update.direction_M.numel(), time.perf_counter() - started_s)
         if self.patience is not None or self.is_log_due(batch.step):
@@ -214,34 +214,14 @@ class MaskLearner(LightningModule):
         if not self.is_block_done:
             return
         logits_N = self._logits(state)
-        _check_logits(logits_N, f"block {state.block.index} after its last step")
+        check_logits(logits_N, f"block {state.block.index} after its last step")
         self.check_agreement(f"end of block {state.block.index}")
-        num_selected = state.ground.num_selected
-        mask_N = round_logits(
+        self.result = solve(
+            state,
             logits_N,
             objective=self.objective,
-            ground=state.ground,
-            scales=state.scales,
             is_polished=self.polish,
-            best_rollout_N=state.best_mask_N,
-        )
-        seed = derive_seed(self._source.seed, state.block.index, COMPARISON)
-        random_N = draw_uniform_masks(1, state.ground, seed=seed)[0]
-        masks_RN = torch.stack([mask_N, random_N, top_k_mask(state.ground.quality_N, num_selected)])
-        values = value_of(masks_RN, objective=self.objective, ground=state.ground, scales=state.scales)
-        names = [term.name for term in self.objective.terms]
-        self.result = BlockResult(
-            block=state.block,
-            num_selected=num_selected,
-            mask_N=mask_N.cpu(),
-            logits_N=logits_N.cpu().clone(),
-            probability_N=multilinear.inclusion_probabilities(logits_N, num_selected).float().cpu(),
-            mask=values[0],
-            random=values[1],
-            top_quality=values[2],
-            scales=dict(zip(names, state.scales.tolist(), strict=True)),
-            num_steps=state.num_steps,
-            seconds=state.seconds,
+            seed=derive_seed(self._source.seed, state.block.index, COMPARISON),
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -297,25 +277,6 @@ class MaskLearner(LightningModule):
     def is_log_due(self, step: int) -> bool:
         """True on a block's first and last step, and every `trainer.log_every_n_steps` between."""
         return step in (0, self.num_steps - 1) or (step + 1) % max(1, self._log_every_n_steps) == 0
-
-    def _check_precision(self) -> None:
-        if self.trainer.precision != "32-true":
-            raise ConfigError(
-                f"trainer.precision must be 32-true, got {self.trainer.precision}: rewards that differ by a part in a "
-                "thousand are lost in half precision. Features are stored and read in float16 where the files are."
-            )
-
-    def _check_step_budget(self, num_samples: int) -> None:
-        """Checks the budget of the part of a block in which a step draws masks."""
-        if self.is_whole_block:
-            return
-        partial = DEFAULT_PARTIAL if self._source.partial is None else self._source.partial
-        try:
-            budget(self.select_ratio, share_of(partial, num_samples))
-        except BudgetError as error:
-            raise BudgetError(
-                f"data.partial: a step draws masks in {partial:g} of a block of {num_samples} samples; there {error}"
-            ) from error
 
     # ---- the parts of a step
 
@@ -394,7 +355,7 @@ class MaskLearner(LightningModule):
         block, step = batch.block.index, batch.step
         step_name = f"block {block}, step {step}"
         logits_M = self._logits(state) if batch.rows_M is None else self.policy.logits.detach()[batch.rows_M]
-        _check_logits(logits_M, step_name)
+        check_logits(logits_M, step_name)
         if self.estimator == "multilinear":
             return multilinear_update(
                 logits_M,
@@ -416,22 +377,10 @@ class MaskLearner(LightningModule):
             step_name=step_name,
         )
 
-    def _keep_best(self, update: Update, state: BlockState) -> None:
-        if update.best_mask_M is None or update.best_mask_M.numel() < state.ground.num_samples:
-            return
-        reward = float(update.metrics["objective/f_best"])
-        if reward > state.best_reward:
-            state.best_mask_N, state.best_reward = update.best_mask_M, reward
-
     def _observe(self, state: BlockState) -> None:
-        """Looks at which mask the logits give now, and how much of it is new since it was last looked at."""
-        mask_N = top_k_mask(self._logits(state), state.ground.num_selected)
-        churn = float((mask_N & ~state.mask_N).sum()) / state.ground.num_selected
-        state.mask_N = mask_N
+        churn = state.observe(self._logits(state), patience=self.patience, min_churn=self.min_churn)
         self.metrics.update({"policy/churn": torch.tensor(churn, dtype=torch.float64)})
-        state.num_unchanged = state.num_unchanged + 1 if churn < self.min_churn else 0
-        if self.patience is not None and state.num_unchanged >= self.patience:
-            state.is_settled = True
+        if state.is_settled:
             self._source.skip_rest_of_block()
 
     def _log_step(self, rate: float, *, step: int) -> None:
@@ -456,19 +405,3 @@ class MaskLearner(LightningModule):
             settings["model.num_rollouts"] = self.num_rollouts
         settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
         return {**settings, "data.seed": self._source.seed}
-
-
-def _check_logits(logits_M: Tensor, when: str) -> None:
-    if not bool(logits_M.isfinite().all()):
-        error = ConfigError(f"the logits of {when} are beyond the range of float32; lower model.max_lr.")
-        error.is_on_all_ranks = True
-        raise error
-
-
-def _check(is_allowed: bool, rule: str, value: object) -> None:
-    if not is_allowed:
-        raise ConfigError(f"model.{rule}, got {value}.")
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    _check(value in choices, f"{name} must be one of {', '.join(choices)}", repr(value))

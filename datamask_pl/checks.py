@@ -1,0 +1,51 @@
+"""Checks of the learner's options, and of what they lead to. Each raises an error that names option, value and remedy.
+
+Shapes: M samples.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from datamask_pl.data.loader import DEFAULT_PARTIAL
+from datamask_pl.errors import BudgetError, ConfigError
+from datamask_pl.functional.budget import budget, share_of
+
+
+def check(is_allowed: bool, rule: str, value: object) -> None:
+    """Raises a ConfigError that states the rule, which begins with the option's name, if it is broken."""
+    if not is_allowed:
+        raise ConfigError(f"model.{rule}, got {value}.")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises a ConfigError that lists the choices if the value is none of them."""
+    check(value in choices, f"{name} must be one of {', '.join(choices)}", repr(value))
+
+
+def check_precision(precision: object) -> None:
+    """Raises a ConfigError if the trainer would compute in half or double precision."""
+    if precision != "32-true":
+        raise ConfigError(
+            f"trainer.precision must be 32-true, got {precision}: rewards that differ by a part in a thousand are lost "
+            "in half precision. Features are stored and read in float16 where the files are."
+        )
+
+
+def check_step_budget(select_ratio: float, partial: float | None, num_samples: int) -> None:
+    """Raises a BudgetError if the part of a block in which a step draws masks is too small to keep anything."""
+    partial = DEFAULT_PARTIAL if partial is None else partial
+    try:
+        budget(select_ratio, share_of(partial, num_samples))
+    except BudgetError as error:
+        raise BudgetError(
+            f"data.partial: a step draws masks in {partial:g} of a block of {num_samples} samples; there {error}"
+        ) from error
+
+
+def check_logits(logits_M: Tensor, when: str) -> None:
+    """Raises a ConfigError, on all ranks, if the logits have left the range of float32."""
+    if not bool(logits_M.isfinite().all()):
+        error = ConfigError(f"the logits of {when} are beyond the range of float32; lower model.max_lr.")
+        error.is_on_all_ranks = True
+        raise error
