@@ -56,7 +56,9 @@ def multilinear(
     logits_N = torch.zeros(ground.num_samples)
     num_steps, max_lr, min_lr = DEFAULT_SCHEDULE["multilinear"]
     for step in range(num_steps):
-        update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)
+        update = multilinear_update(
+            logits_N, objective=objective, ground=ground, scales=scales, step_name=f"step {step}"
+        )
         logits_N += linear_rate(step, num_steps, max_lr=max_lr, min_lr=min_lr) * update.direction_M.float()
     return round_logits(
         logits_N,

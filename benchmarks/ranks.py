@@ -13,7 +13,7 @@ import platform
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,36 +112,38 @@ def measure(case: Case, ranks: RankGroup, repeats: int) -> tuple[float, int, Ten
     return statistics.median(seconds[1:]), CountingGroup.num_bytes, logits
 
 
-def work(rank: int, size: int, threads: int, repeats: int, folder: str) -> None:
+def work(rank: int, cases: list[Case], size: int, threads: int, repeats: int, folder: str) -> None:
     torch.set_num_threads(threads)
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    for index, case in enumerate(CASES):
+    for index, case in enumerate(cases):
         result = measure(case, CountingGroup(rank, size), repeats)
         if rank == 0:
             torch.save(result, f"{folder}/{index}.pt")
 
 
-def run(size: int, threads: int, repeats: int) -> list[tuple[float, int, Tensor]]:
+def run(cases: list[Case], size: int, threads: int, repeats: int) -> list[tuple[float, int, Tensor]]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, args=(size, threads, repeats, folder), nprocs=size)
-        return [torch.load(Path(folder) / f"{index}.pt") for index in range(len(CASES))]
+        mp.spawn(work, args=(cases, size, threads, repeats, folder), nprocs=size)
+        return [torch.load(Path(folder) / f"{index}.pt") for index in range(len(cases))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of sharing a step among ranks.")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of each case's samples")
     args = parser.parse_args()
+    cases = [replace(case, num_samples=max(100, int(case.num_samples * args.scale))) for case in CASES]
     print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, {args.ranks} cores\n")
-    alone = run(1, args.ranks, args.repeats)
-    together = run(args.ranks, 1, args.repeats)
-    one_thread = run(1, 1, args.repeats)
+    alone = run(cases, 1, args.ranks, args.repeats)
+    together = run(cases, args.ranks, 1, args.repeats)
+    one_thread = run(cases, 1, 1, args.repeats)
     heads = ["estimator", "diversity", "samples", "features", f"1 rank x {args.ranks} threads, s"]
     heads += [f"{args.ranks} ranks x 1 thread, s", "ratio", "MB moved a step", "bits of 1 rank x 1 thread"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for case, (alone_s, _, _), (together_s, num_bytes, logits), (_, _, reference) in zip(
-        CASES, alone, together, one_thread, strict=True
+        cases, alone, together, one_thread, strict=True
     ):
         cells = [case.estimator, case.diversity, f"{case.num_samples:,}", str(case.num_features)]
         cells += [f"{alone_s:.3f}", f"{together_s:.3f}", f"{together_s / alone_s:.2f}", f"{num_bytes / 1e6:.2f}"]

@@ -1,0 +1,33 @@
+"""The benchmarks run, on small data, so that they do when they are wanted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+from shards import make_table, write
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script, *args):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *map(str, args)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def test_greedy_and_ours_stand_side_by_side(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(200, dim=8, feature_type=pa.list_(pa.float16(), 8)))
+    lines = run("greedy.py", path, "--repeats", 1).splitlines()
+    ours = [line for line in lines if "  ours  " in line]
+    greedy = [line for line in lines if "  greedy  " in line]
+    assert len(ours) == len(greedy) == 7
+    assert all(line.endswith("x") for line in ours)
+
+
+def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
+    lines = run("ranks.py", "--repeats", 1, "--scale", 0.002).splitlines()
+    rows = [line for line in lines if line.startswith(("| multilinear", "| group_relative"))]
+    assert len(rows) == 7
+    assert all(line.endswith("same |") for line in rows)
