@@ -20,7 +20,7 @@ from datamask_pl.errors import ConfigError
 
 # Seconds between looks whether another group of ranks was told to end: one question to the store they share.
 LOOK_EVERY_S = 1.0
-_PREEMPTED = "datamask-preempted"
+_PREEMPTED, _REQUEUE = "datamask-preempted", "datamask-requeue"
 
 
 class Preemption(Callback):
@@ -33,17 +33,19 @@ class Preemption(Callback):
 
     Args:
         signal: what the scheduler sends ahead of the end, by name; SLURM's `--signal=USR1@120` sends SIGUSR1.
-        requeue: put the SLURM job back in the queue, with `scontrol requeue`, before the run ends.
+        requeue: put the SLURM job back in the queue, with `scontrol requeue`, if it was this signal. SIGTERM, if that is
+            not the one, may be a cancelled job's, or comes from a scheduler that requeues by itself.
 
     Raises:
         ConfigError: If there is no such signal.
     """
 
     def __init__(self, *, signal: str = "SIGUSR1", requeue: bool = False) -> None:
-        self.signals = {_signal_of("SIGTERM"), _signal_of(signal)}
+        self.requeue_signal = _signal_of(signal)
+        self.signals = {_signal_of("SIGTERM"), self.requeue_signal}
         self.requeue = requeue
         self.is_preempted = False
-        self._received: int | None = None
+        self._received: set[int] = set()
         self._handlers_before: dict[int, Any] = {}
         self._looked_s = -math.inf
 
@@ -58,7 +60,9 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ANN401
         """Asks all ranks of the group, and now and then whether another group was told to end. Collective."""
-        if RankGroup.world().any(self._received is not None or self._are_others_told(trainer)):
+        if self.requeue_signal in self._received:
+            post(_REQUEUE)
+        if RankGroup.world().any(bool(self._received) or self._are_others_told(trainer)):
             self.is_preempted = True
             trainer.should_stop = True
             post(_PREEMPTED)
@@ -70,7 +74,8 @@ class Preemption(Callback):
         """
         if place().rank == 0 and is_posted(_PREEMPTED):
             self.is_preempted = True
-        if self.is_preempted and self.requeue and os.environ.get("SLURM_PROCID", "0") == "0":
+        is_requeueing = self.requeue_signal in self._received or is_posted(_REQUEUE)
+        if self.is_preempted and self.requeue and is_requeueing and os.environ.get("SLURM_PROCID", "0") == "0":
             requeue_slurm_job()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -99,7 +104,7 @@ class Preemption(Callback):
                 signal.signal(number, before if handler is None else handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._received = number
+        self._received.add(number)
 
 
 def requeue_slurm_job() -> None:

@@ -1,18 +1,14 @@
 """The mask does not depend on the number of processes. LESS #33: the result depends on the number of devices."""
 
-import json
-import os
-import socket
-import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from fits import QUIET, ROOT, assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
+from fits import assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
 from lightning.pytorch.callbacks import Callback
+from ranks import launch, on
 
 from datamask_pl.datamodule import FeatureDataModule
 from datamask_pl.distributed import RankGroup
@@ -63,39 +59,9 @@ def into(name, num_ranks):
     return ("--trainer.logger.init_args.name", f"{name}-{num_ranks}")
 
 
-def on(num_ranks):
-    return ("--trainer.devices", str(num_ranks), "--trainer.strategy", "ddp")
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-def launch(num_ranks, fits, *, folder):
-    """Runs the fits, one after the other, in as many processes."""
-    tasks = json.dumps([[free_port(), *QUIET, *BLOCKS, *on(num_ranks), *args] for args in fits])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    script = str(Path(__file__).with_name("many_fits.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(num_ranks), tasks],
-            cwd=folder,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=180) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * num_ranks, "\n".join(err for _, err in outputs)
-    assert outputs[0][0].count(f"{num_ranks} processes on cpu") == len(fits)
+def launch_blocks(num_ranks, fits, *, folder):
+    out = launch(num_ranks, [(*BLOCKS, *args) for args in fits], folder=folder)
+    assert out.count(f"{num_ranks} processes on cpu") == len(fits)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +71,7 @@ def two(folder):
     for name in ("multilinear-disf", "group_relative-facility_location"):
         stopped = (*FITS[name], *into(f"{name}-resumed", 2))
         fits += [(*stopped, "--trainer.max_steps", "7"), (*stopped, "--ckpt_path", "last")]
-    launch(2, fits, folder=folder)
+    launch_blocks(2, fits, folder=folder)
     return folder
 
 
@@ -127,15 +93,15 @@ class TestOneProcessAndMany:
     def test_a_run_that_two_processes_began_can_be_ended_by_one(self, two, monkeypatch):
         name = "multilinear-pairwise"
         monkeypatch.chdir(two)
-        begun = (*BLOCKS, *FITS[name], *into(f"{name}-begun", 2))
-        launch(2, [(*begun, "--trainer.max_steps", "7")], folder=two)
-        fit(*begun, "--ckpt_path", "last")
+        begun = (*FITS[name], *into(f"{name}-begun", 2))
+        launch_blocks(2, [(*begun, "--trainer.max_steps", "7")], folder=two)
+        fit(*BLOCKS, *begun, "--ckpt_path", "last")
         mask = run_folder(two, name=f"{name}-begun-2")
         assert_same_mask(mask, run_folder(two, name=f"{name}-1"), num_parts=3)
 
     def test_four_processes_give_the_mask_and_the_logits_of_one(self, folder):
         names = ["multilinear-list", "one-chunk"]
-        launch(4, [(*FITS[name], *into(name, 4)) for name in names], folder=folder)
+        launch_blocks(4, [(*FITS[name], *into(name, 4)) for name in names], folder=folder)
         for name in names:
             mask = run_folder(folder, name=f"{name}-4")
             assert_same_mask(mask, run_folder(folder, name=f"{name}-1"), num_parts=3)
