@@ -1,5 +1,7 @@
 """A callback of a user's own, which a test names by class path."""
 
+import json
+import signal
 from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
@@ -36,3 +38,24 @@ class StopsAfter(Callback):
     def on_train_batch_end(self, trainer, *_) -> None:
         if trainer.global_step == self.num_steps:
             trainer.should_stop = True
+
+
+class Signals(Callback):
+    """Sends a signal to its own process.
+
+    Args:
+        name: of the signal.
+        after: steps of the run after which it does.
+    """
+
+    def __init__(self, *, name: str, after: int) -> None:
+        self.number = signal.Signals[name]
+        self.after = after
+
+    @staticmethod
+    def config(name: str, *, after: int) -> str:
+        return json.dumps({"class_path": "custom_callbacks.Signals", "init_args": {"name": name, "after": after}})
+
+    def on_train_batch_start(self, trainer, *_) -> None:
+        if trainer.global_step == self.after - 1:
+            signal.raise_signal(self.number)

@@ -33,8 +33,8 @@ class Preemption(Callback):
 
     Args:
         signal: what the scheduler sends ahead of the end, by name; SLURM's `--signal=USR1@120` sends SIGUSR1.
-        requeue: put the SLURM job back in the queue, with `scontrol requeue`, if it was this signal. SIGTERM, if that is
-            not the one, may be a cancelled job's, or comes from a scheduler that requeues by itself.
+        requeue: put the SLURM job back in the queue, with `scontrol requeue`, if it was this signal. SIGTERM, if that
+            is not the one, ends the run alone: it may be a cancelled job's.
 
     Raises:
         ConfigError: If there is no such signal.
