@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from fits import QUIET, ROOT, assert_same_mask, files_below, fit, manifest, run, write_shards
-from test_ranks import free_port
+from ranks import free_port
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 # three blocks of 76 or 77 rows, whose slices two processes share unevenly
