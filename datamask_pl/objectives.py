@@ -19,6 +19,7 @@ from torch import Tensor
 from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
+from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.neighbors import nearest_neighbors
 from datamask_pl.functional.quality import quality_value
@@ -363,9 +364,10 @@ class FacilityLocation(ClosedFormObjective):
     def _chunks(ground: GroundSet) -> Iterator[slice]:
         """This rank's lists in chunks whose edges do not depend on the number of ranks."""
         first = ground.own_rows().start
+        num_rows = rows_at_once(facility_location.LIST_ROWS, ground.device)
         for rows in ground.own_slices():
-            for start in range(rows.start, rows.stop, facility_location.LIST_ROWS):
-                yield slice(start - first, min(start + facility_location.LIST_ROWS, rows.stop) - first)
+            for start in range(rows.start, rows.stop, num_rows):
+                yield slice(start - first, min(start + num_rows, rows.stop) - first)
 
     @staticmethod
     def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.device import rows_at_once
+
 # Rows whose similarities to all others are held at once: 4096 x 8192 float32 is 128 MiB.
 QUERY_ROWS = 4096
 KEY_ROWS = 8192
@@ -38,11 +40,10 @@ def nearest_neighbors(
         >>> neighbor_TV[0].tolist(), neighbor_TV[1, 0].item()
         ([0, 1, 2], 1)
     """
+    num_rows = rows_at_once(QUERY_ROWS, features(slice(0, 0)).device)
     chunks = [
-        _neighbors_of_chunk(
-            features, num_samples, slice(start, min(start + QUERY_ROWS, query_rows.stop)), num_neighbors
-        )
-        for start in range(query_rows.start, query_rows.stop, QUERY_ROWS)
+        _neighbors_of_chunk(features, num_samples, slice(start, min(start + num_rows, query_rows.stop)), num_neighbors)
+        for start in range(query_rows.start, query_rows.stop, num_rows)
     ]
     if not chunks:
         empty = features(slice(0, 0))
@@ -59,8 +60,9 @@ def _neighbors_of_chunk(
     own_C1 = torch.arange(rows.start, rows.stop, device=queries_CD.device)[:, None]
     best_CT = queries_CD.new_empty(queries_CD.shape[0], 0)
     index_CT = own_C1.new_empty(queries_CD.shape[0], 0)
-    for start in range(0, num_samples, KEY_ROWS):
-        keys = slice(start, min(start + KEY_ROWS, num_samples))
+    num_keys = rows_at_once(KEY_ROWS, queries_CD.device)
+    for start in range(0, num_samples, num_keys):
+        keys = slice(start, min(start + num_keys, num_samples))
         similarity_CC = queries_CD @ features(keys).T
         if rows.start < keys.stop and keys.start < rows.stop:
             # A sample is first among its own neighbours, also where a copy of it rounds to a higher product.
