@@ -17,6 +17,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not in its 
 
 # How long a rank may take to post after it broke a collective.
 PATIENCE_S = 5.0
+# How much later than rank 0 another may notice that a collective broke.
+NOTICE_S = 1.5
 _POSTED = "datamask-failure"
 
 
@@ -43,22 +45,43 @@ class FailureBoard:
         text = json.dumps([self.rank, reason])
         try:
             self._store.compare_set(_POSTED, "", text)
+            self._leave()
         except Exception:  # the rank that holds the store may be gone
             return
 
     def find(self) -> str | None:
         """Who failed, and why, in words; None if that cannot be known. Never raises."""
-        deadline = time.monotonic() + PATIENCE_S
         try:
             self._store.set(f"datamask-noticed-{self.rank}", "")
-            while time.monotonic() < deadline:
-                if (reason := self._look()) is not None:
-                    return reason
-                time.sleep(0.2)
-            silent = [rank for rank in self.group if rank != self.rank and not self._is_set("noticed", rank)]
+            reason = self._search()
         except Exception:
             return "rank 0, through which the others find each other, ended"
+        try:
+            self._leave()
+        except Exception:
+            return reason
+        return reason
+
+    def _search(self) -> str | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if (reason := self._look()) is not None:
+                return reason
+            time.sleep(0.2)
+        silent = [rank for rank in self.group if rank != self.rank and not self._is_set("noticed", rank)]
         return f"rank {silent[0]} did not answer" if silent else None
+
+    def _leave(self) -> None:
+        """Says that this rank knows enough. Rank 0, which may hold the store, lets those who still search find it."""
+        self._store.set(f"datamask-noticed-{self.rank}", "")
+        self._store.set(f"datamask-informed-{self.rank}", "")
+        begun_s = time.monotonic()
+        while self.rank == 0 and (seconds := time.monotonic() - begun_s) < PATIENCE_S:
+            gone = self._gone()
+            waiting = [rank for rank in self.group if rank not in gone and not self._is_set("informed", rank)]
+            if not any(seconds < NOTICE_S or self._is_set("noticed", rank) for rank in waiting):
+                return
+            time.sleep(0.05)
 
     def finish(self) -> str | None:
         """Says that this rank has done its part. The group of rank 0, which may hold the store, waits for all others.

@@ -16,6 +16,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamask_pl.errors import ConfigError, LaunchError
 from datamask_pl.strategy import BlockGroupStrategy
 
+MAX_TIMEOUT_S = 30 * 24 * 3600.0
+
 
 class LaunchOptions:
     """How the processes work together.
@@ -33,8 +35,8 @@ class LaunchOptions:
     def __init__(self, *, ranks_per_block: int | None = None, timeout_s: float = 300.0) -> None:
         if ranks_per_block is not None and ranks_per_block < 1:
             raise ConfigError(f"launch.ranks_per_block must be at least 1, got {ranks_per_block}.")
-        if not timeout_s > 0:
-            raise ConfigError(f"launch.timeout_s must be above 0, got {timeout_s}.")
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            raise ConfigError(f"launch.timeout_s must be above 0 and at most {MAX_TIMEOUT_S:g}, got {timeout_s}.")
         self.ranks_per_block = ranks_per_block
         self.timeout_s = timeout_s
 

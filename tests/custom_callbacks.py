@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
@@ -59,3 +60,17 @@ class Signals(Callback):
     def on_train_batch_start(self, trainer, *_) -> None:
         if trainer.global_step == self.after - 1:
             signal.raise_signal(self.number)
+
+
+class Sleeps(Callback):
+    """Makes steps slow.
+
+    Args:
+        seconds: how long to sleep after each.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_train_batch_end(self, *_) -> None:
+        time.sleep(self.seconds)

@@ -1,5 +1,9 @@
 """Objectives of a user's own, which tests name by class path."""
 
+import os
+import signal
+import time
+
 import torch
 
 from datamask_pl.objectives import Objective
@@ -67,3 +71,28 @@ class FailsOnRankOne(Objective):
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
             raise RuntimeError("the proxy model's GPU is gone")
         return masks_RN.double().sum(1)
+
+
+class MisbehavesOnRankOne(Objective):
+    """Raises, is killed or hangs on one rank, after so many masks were valued there.
+
+    Args:
+        how: `raise`, `die` or `hang`.
+        num_masks: masks that are valued before.
+    """
+
+    def __init__(self, *, how: str, num_masks: int = 0) -> None:
+        self.how = how
+        self.num_masks = num_masks
+        self.num_seen = 0
+
+    def value(self, masks_RN, ground):
+        self.num_seen += len(masks_RN)
+        is_there = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
+        if is_there and self.num_seen > self.num_masks:
+            if self.how == "raise":
+                raise RuntimeError("the proxy model's GPU is gone")
+            if self.how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
+        return masks_RN.double() @ ground.quality_N.double()

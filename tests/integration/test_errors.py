@@ -109,7 +109,7 @@ class TestOptions:
             (("--run_name", "a", "--ckpt_path", "last"), ("--run_name continues by itself", "give either")),
             (("--data.shard", "3/3"), ("data.shard must be i/n with i from 0 to n - 1", "got '3/3'")),
             (("--launch.ranks_per_block", "0"), ("launch.ranks_per_block must be at least 1, got 0",)),
-            (("--launch.timeout_s", "0"), ("launch.timeout_s must be above 0, got 0.0",)),
+            (("--launch.timeout_s", "0"), ("launch.timeout_s must be above 0 and at most 2.592e+06, got 0.0",)),
             (
                 ("--preemption.signal", "USR1"),
                 ("preemption.signal must be a signal's name such as SIGUSR1, got 'USR1'",),

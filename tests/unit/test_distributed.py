@@ -2,8 +2,21 @@ import pytest
 import torch
 from pretended_ranks import on_ranks
 
-from datamask_pl.distributed import RankGroup, failing_together, gather_objects, rank_and_world, share_failure
-from datamask_pl.errors import ConfigError
+import datamask_pl.distributed as distributed
+from datamask_pl.distributed import (
+    Place,
+    RankGroup,
+    decided_once,
+    failing_together,
+    gather_objects,
+    is_posted,
+    place,
+    post,
+    rank_and_world,
+    set_place,
+    share_failure,
+)
+from datamask_pl.errors import AgreementError, ConfigError
 
 
 class TestRankGroup:
@@ -43,3 +56,66 @@ class TestFailingTogether:
         with failing_together():
             pass
         share_failure(None)
+
+
+class TestAgreement:
+    def check(self, monkeypatch, values_of_ranks):
+        """What every rank meets."""
+        met = []
+        digests = []
+        for values in values_of_ranks:  # what each would give to the others
+            monkeypatch.setattr(distributed, "gather_objects", lambda digest: digests.append(digest) or [digest])
+            RankGroup(0, 2).check_agreement(values, "before")
+        monkeypatch.setattr(distributed, "gather_objects", lambda _: digests)
+        for rank, values in enumerate(values_of_ranks):
+            try:
+                RankGroup(rank, len(values_of_ranks)).check_agreement(values, "checkpoint of block 3, step 7")
+                met.append(None)
+            except AgreementError as error:
+                met.append(error)
+        return met
+
+    def test_the_same_values_agree(self, monkeypatch):
+        assert self.check(monkeypatch, [torch.arange(9.0)] * 4) == [None] * 4
+
+    @pytest.mark.parametrize(("altered", "named"), [((2,), "ranks 2 hold"), ((1, 3), "ranks 1, 3 hold")])
+    def test_one_bit_that_differs_is_an_error_on_all_ranks_that_names_the_ranks(self, monkeypatch, altered, named):
+        """lightning #9237, #18086: manual optimisation leaves ranks out of step."""
+        values = [torch.arange(9.0) for _ in range(4)]
+        for rank in altered:
+            values[rank].view(torch.int32)[5] ^= 1
+        met = self.check(monkeypatch, values)
+        for error in met:
+            assert str(error).startswith(f"checkpoint of block 3, step 7: {named} other values than rank 0 (")
+            assert error.is_on_all_ranks
+
+    def test_alone_there_is_nothing_to_compare(self):
+        RankGroup().check_agreement(torch.tensor([torch.nan]), "")
+
+
+class TestPlace:
+    @pytest.fixture(autouse=True)
+    def afterwards(self):
+        yield
+        set_place(Place())
+
+    def test_one_process_is_all_there_is(self):
+        assert place() == Place(rank=0, world_size=1, group=0, num_groups=1, store=None)
+        assert decided_once("a", lambda: "b") == "b"
+        post("word")
+        assert not is_posted("word")
+
+    def test_rank_0_decides_for_the_groups(self):
+        store = torch.distributed.HashStore()
+        for group in range(3):
+            set_place(Place(group, 3, group, 3, store))
+            assert decided_once("version", lambda group=group: f"decided by {group}") == "decided by 0"
+
+    def test_a_word_reaches_every_group(self):
+        store = torch.distributed.HashStore()
+        set_place(Place(0, 2, 0, 2, store))
+        assert not is_posted("word")
+        set_place(Place(1, 2, 1, 2, store))
+        post("word")
+        set_place(Place(0, 2, 0, 2, store))
+        assert is_posted("word")

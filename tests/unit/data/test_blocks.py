@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamask_pl.data.blocks import hash_plan, plan_blocks
+from datamask_pl.data.blocks import deal_blocks, hash_plan, parse_shard, plan_blocks
+from datamask_pl.errors import ConfigError
 
 file_shapes = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=6)
 block_bys = st.sampled_from(["rows", "row_groups_shuffled", "file"])
@@ -96,3 +97,32 @@ def test_the_hash_of_one_file_knows_its_name_but_not_its_folder():
 
     assert digest("x/0.parquet") == digest("0.parquet") == digest("/y/0.parquet")
     assert digest("0.parquet") != digest("1.parquet")
+
+
+@given(st.integers(0, 60), st.integers(1, 8), st.integers(1, 8))
+def test_every_block_is_dealt_to_one_group_of_one_job_and_the_counts_are_balanced(num_blocks, num_jobs, num_groups):
+    dealt = [
+        [deal_blocks(num_blocks, shard=(job, num_jobs), group=(group, num_groups)) for group in range(num_groups)]
+        for job in range(num_jobs)
+    ]
+    assert sorted(block for job in dealt for blocks in job for block in blocks) == list(range(num_blocks))
+    for job in dealt:
+        counts = [len(blocks) for blocks in job]
+        assert max(counts) - min(counts) <= 1
+        assert all(blocks == sorted(blocks) for blocks in job)
+    totals = [sum(len(blocks) for blocks in job) for job in dealt]
+    assert max(totals) - min(totals) <= 1
+
+
+@given(st.integers(1, 10**6), st.data())
+def test_a_shard_is_read_as_it_is_written(count, data):
+    index = data.draw(st.integers(0, count - 1))
+    assert parse_shard(f"{index}/{count}") == (index, count)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "1", "1/", "/2", "2/2", "3/2", "-1/2", "0/0", "a/b", "1/2/3", "1.0/2", "½/2"]
+)
+def test_what_is_no_shard_is_refused(text):
+    with pytest.raises(ConfigError, match=r"data\.shard must be i/n with i from 0 to n - 1, such as 0/4, got"):
+        parse_shard(text)
