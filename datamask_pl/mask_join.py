@@ -155,7 +155,7 @@ def _join_by_row(
 def _read_selected_rows(folder: Path, manifest: Manifest) -> _SelectedRows:
     num_samples = np.zeros(len(manifest.files), dtype=np.int64)
     last_row = np.full(len(manifest.files), -1, dtype=np.int64)
-    files, rows, ids = [], [], []
+    files, rows, ids = [], [], [pa.array([], plain_type(_id_type(folder)))]
     for table in _read_parts(folder, manifest, ["id", "source_file", "source_row", "selected"]):
         file_M, row_M, selected_M = _file_indices(table, manifest.files), _numbers(table["source_row"]), _flags(table)
         num_samples += np.bincount(file_M, minlength=len(num_samples))
@@ -267,14 +267,15 @@ def _read_ids(
     Raises:
         BadRowError: If they must be unique and are not.
     """
-    chunks, flags = [pa.array([], id_type)], []
+    chunks, flags = [], []
     for table in _read_parts(folder, manifest, ["id", "selected"]):
         selected_M = _flags(table)
         if only_selected:
             table, selected_M = table.filter(pa.array(selected_M)), selected_M[selected_M]
         chunks += [plain(chunk) for chunk in table["id"].chunks]
         flags.append(selected_M)
-    id_M, selected_M = pa.concat_arrays(chunks), np.concatenate(flags)
+    # chunks, not one array: a copy of all ids is a lot
+    id_M, selected_M = pa.chunked_array(chunks, id_type), np.concatenate(flags)
     id_U = id_M.unique()
     if len(id_U) == len(id_M):
         return id_U, selected_M

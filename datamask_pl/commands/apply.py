@@ -50,9 +50,9 @@ def apply(
     is left out; a file of which nothing is kept is written with 0 rows. Compression, encodings and the schema's
     metadata are those of the source. Nothing is written before the whole selection is known.
 
-    Memory: a byte a source row; by row, the ids that the mask selects; by id, all ids of the mask and a table of them,
-    about 50 bytes an integer id and 100 and the text's length a string, or those of the selected ids alone with
-    on_missing: drop; and, for each worker, some tens of megabytes and what is kept of one row group.
+    Memory: a byte a source row, two with complement. By row, the ids that the mask selects. By id, all ids of the mask
+    and a table of them, about 120 bytes an integer and 290 a string of 47 characters; with on_missing: drop, those
+    of the selected ids alone. For each worker, some tens of megabytes and what is kept of one row group.
 
     Args:
         mask: folder of a finished mask, which fit names at its end.
