@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from datamask_pl import __version__
@@ -14,7 +15,9 @@ COMMANDS = {
     "fit": "learn a mask from feature parquet files, block by block",
     "sample": "write a small real text corpus, made from the documentation of the installed Python",
     "embed": "text parquet to feature parquet",
+    "apply": "mask and source shards to filtered shards",
 }
+_GO_ON = {"fit": "; --ckpt_path last goes on with it", "apply": "; the same command goes on with it"}
 FAILURE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -86,13 +89,9 @@ def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
 
 
 def _function(command: str) -> Callable[..., None]:
-    if command == "sample":
-        from datamask_pl.commands.sample import sample
-
-        return sample
-    from datamask_pl.commands.embed import embed
-
-    return embed
+    """The function that a command is named after, in the module of its name."""
+    function: Callable[..., None] = getattr(import_module(f"datamask_pl.commands.{command}"), command)
+    return function
 
 
 def _overview() -> str:
@@ -116,7 +115,7 @@ def _hint(command: str, arguments: list[str]) -> str:
 
 def _end_interrupted(command: str) -> NoReturn:
     if _rank() == 0:
-        hint = "; --ckpt_path last goes on with it" if command == "fit" else ""
+        hint = _GO_ON.get(command, "")
         print(f"interrupted{hint}", file=sys.stderr, flush=True)
     sys.exit(INTERRUPTED)
 

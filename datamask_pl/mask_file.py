@@ -27,6 +27,7 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
 MAX_MERGES = 20
 _METADATA_KEY = b"datamask_pl"
+_DAMAGES = (OSError, pa.ArrowException, ValueError, KeyError, TypeError)
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 
 
@@ -178,12 +179,8 @@ def read_part(
     if not path.exists():
         return None
     try:
-        footer = pq.read_metadata(path)
-        metadata = json.loads((footer.metadata or {})[_METADATA_KEY])
-        about: dict[str, Any] = metadata["about"]
-        if footer.num_rows != about["num_samples"]:
-            raise ValueError(f"{footer.num_rows} rows instead of {about['num_samples']}")
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        metadata = _read_metadata(path)
+    except _DAMAGES as error:
         rank_zero_warn(f"{path} is damaged ({error}); its block is learned again.")
         return None
     if plan_hash is not None and metadata["plan_hash"] != plan_hash:
@@ -196,7 +193,54 @@ def read_part(
             f"{path} was made with other options: {'; '.join(differing)}. Give the same ones to continue, or another "
             "--run_name or mask.output."
         )
+    about: dict[str, Any] = metadata["about"]
     return about
+
+
+def read_complete(folder: Path) -> Manifest:
+    """The manifest of a mask whose parts are all there, with what they say of their blocks.
+
+    Raises:
+        DataFileError: If the folder holds no mask, or a part of it is damaged or of another run.
+        ConfigError: If parts are missing.
+    """
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        raise DataFileError(
+            f"{folder} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
+            "such as runs/fineweb/version_0/mask."
+        )
+    parts = list_parts(folder)
+    missing = sorted(set(range(manifest.num_blocks)).difference(parts))
+    if missing:
+        raise ConfigError(
+            f"{folder} has {manifest.num_blocks - len(missing)} of {manifest.num_blocks} parts, the first that is "
+            f"missing is {part_name(missing[0])}; finish the run: the same fit command, with --run_name and the "
+            "name of its folder, goes on."
+        )
+    for block in range(manifest.num_blocks):
+        path = folder / part_name(block)
+        try:
+            metadata = _read_metadata(path)
+        except _DAMAGES as error:
+            reason = str(error).rstrip(".")
+            raise DataFileError(f"{path} is damaged ({reason}); the same fit command writes it again.") from error
+        if metadata["plan_hash"] != manifest.plan_hash:
+            raise DataFileError(
+                f"{path} is the mask of other data (plan {metadata['plan_hash'][:12]}, the manifest says "
+                f"{manifest.plan_hash[:12]}); put back the parts of one run."
+            )
+        manifest.blocks[block] = metadata["about"]
+    return manifest
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    """What is written into a part's footer. Raises one of `_DAMAGES` if the part is not whole."""
+    footer = pq.read_metadata(path)
+    metadata: dict[str, Any] = json.loads((footer.metadata or {})[_METADATA_KEY])
+    if footer.num_rows != metadata["about"]["num_samples"]:
+        raise ValueError(f"{footer.num_rows} rows instead of {metadata['about']['num_samples']}")
+    return metadata
 
 
 def describe_block(result: BlockResult) -> dict[str, Any]:

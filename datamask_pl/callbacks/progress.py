@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -10,10 +13,13 @@ from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
+from datamask_pl.data.files import redact
 from datamask_pl.data.types import BlockSource
 from datamask_pl.distributed import place
 from datamask_pl.mask_file import Manifest
 from datamask_pl.strategy import BlockGroupStrategy
+
+DEFAULT_ID_COLUMN = "chunk_id"
 
 
 class Watched(Protocol):
@@ -91,6 +97,20 @@ class RunSummary(Callback):
         if num_done < num_blocks:
             print(f"more    the same command with --run_name {folder.name} goes on")
         print(f"watch   tensorboard --logdir {folder}")
+        if num_done == num_blocks:
+            print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
+
+
+def _apply_command(source: Any, mask: Path | None, output: Path) -> str:  # noqa: ANN401
+    """The command that makes the filtered data set; the user's own data module may not say where its files are."""
+    path = getattr(source, "path", None)
+    given = "SHARDS" if path is None else json.dumps([redact(item) for item in path])
+    given = redact(path) if isinstance(path, str) else given
+    words = ["python", "cli.py", "apply", "--mask", str(mask), "--source", given, "--output", str(output)]
+    id_column = getattr(getattr(source, "columns", None), "id_column", DEFAULT_ID_COLUMN)
+    if id_column != DEFAULT_ID_COLUMN:
+        words += ["--id_column", id_column]
+    return shlex.join(words)
 
 
 def _count(number: int, noun: str) -> str:

@@ -133,7 +133,7 @@ def hash_plan(
     Returns:
         SHA-256 as 64 hexadecimal digits.
     """
-    folder = _common_folder([name for name, _, _ in files])
+    folder = common_folder([name for name, _, _ in files])
     content = {
         "files": [(name[len(folder) :], num_bytes, list(rows)) for name, num_bytes, rows in files],
         "columns": dict(columns),
@@ -142,7 +142,7 @@ def hash_plan(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _common_folder(names: Sequence[str]) -> str:
+def common_folder(names: Sequence[str]) -> str:
     """Longest prefix of all names that ends in a slash, or nothing."""
     first, last = min(names), max(names)
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))

@@ -1,0 +1,282 @@
+"""Makes the filtered data set: the rows of the source shards that a mask keeps, with all their columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from datamask_pl.atomic import atomic_path, local_path
+from datamask_pl.data.rewrite import write_kept
+from datamask_pl.data.sources import SourceFile, read_sources
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.mask_file import read_complete
+from datamask_pl.mask_join import Join, OnDuplicate, OnMissing, Selection, find_selection
+
+RECORD_NAME = "_apply.json"
+RECORD_FORMAT = 1
+_RECORD_EVERY_S = 2.0
+
+
+def apply(
+    mask: str,
+    source: str | list[str],
+    output: str,
+    *,
+    complement: str | None = None,
+    id_column: str = "chunk_id",
+    join: Literal["auto", "row", "id"] = "auto",
+    on_missing: Literal["error", "drop"] = "error",
+    on_duplicate: Literal["error", "keep"] = "error",
+    num_workers: int = 4,
+) -> None:
+    """Writes the rows that a mask keeps: every column, in the same order, in files of the same names.
+
+    The source may be the files that the mask was learned from, or others with the same ids, such as the texts that
+    the features were made from. Rows that the run left out as bad are not kept. A row group of which nothing is kept
+    is left out; a file of which nothing is kept is written with 0 rows. Compression, encodings and the schema's
+    metadata are those of the source. Nothing is written before the whole selection is known.
+
+    Memory: a byte a source row, two with complement. By row, the ids that the mask selects. By id, all ids of the mask
+    and a table of them, about 120 bytes an integer and 290 a string of 47 characters; with on_missing: drop, those
+    of the selected ids alone. For each worker, some tens of megabytes and what is kept of one row group.
+
+    Args:
+        mask: folder of a finished mask, which fit names at its end.
+        source: parquet files, folders, globs or fsspec URLs; several as ["one", "two"].
+        output: folder for the filtered files, laid out as the source is below the folder that its files share. If it
+            was begun before, with the same mask and source, it is finished.
+        complement: folder for the rows that are not kept, if they are wanted.
+        id_column: the source's column of the ids that the mask has.
+        join: row finds rows by file and number, and needs the files that the mask was learned from; id finds them by
+            id; auto takes row if names, numbers of rows and the ids of all kept rows are those of the mask, else id.
+        on_missing: what to do, by id, with rows whose id the mask does not have.
+        on_duplicate: what to do, by id, if ids are not unique; keep keeps every row of an id that is selected.
+        num_workers: files that are written at a time.
+
+    Raises:
+        ConfigError: If the mask is not finished, an option is out of range, or a folder for output holds something
+            else or cannot be told from the source.
+        SchemaError: If the id column is missing where it is needed, or its type is not that of the mask's ids.
+        DataFileError: If a file is missing, cannot be read, or cannot be written.
+        BadRowError: If ids are missing from the mask or not unique, and that is not allowed.
+    """
+    _check_options(join=join, on_missing=on_missing, on_duplicate=on_duplicate, num_workers=num_workers)
+    folders = _output_folders(output, complement)
+    folder = local_path("mask", mask)
+    manifest = read_complete(folder)
+    sources = read_sources(source, id_column)
+    _check_folders(folders, source, sources)
+    selection = find_selection(
+        folder,
+        manifest,
+        sources,
+        id_column=id_column,
+        join=join,
+        on_missing=on_missing,
+        on_duplicate=on_duplicate,
+        num_workers=num_workers,
+    )
+    targets = [Target.open("output", folders["output"], sources, selection.keep)]
+    if "complement" in folders:
+        left_out = [~keep_N for keep_N in selection.keep]
+        targets.append(Target.open("complement", folders["complement"], sources, left_out))
+    num_written = _write_all(targets, sources, num_workers)
+    print(_describe(targets, sources, selection, is_nothing_new=not num_written))
+
+
+@dataclass
+class Target:
+    """A folder that is written, and the record in it of what has been.
+
+    Attributes:
+        folder: where.
+        keep: for each source file, which of its rows go there.
+        selection: hash of the source files and of which of their rows go there.
+        files: rows and bytes of each file that is whole, by its name below the folder.
+    """
+
+    folder: Path
+    keep: list[NDArray[np.bool_]]
+    selection: str
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, option: str, folder: Path, sources: Sequence[SourceFile], keep: list[NDArray[np.bool_]]) -> Target:
+        """Looks what is in the folder; writes nothing.
+
+        Raises:
+            ConfigError: If it holds something else.
+            DataFileError: If it cannot be read.
+        """
+        target = cls(folder, keep, _hash_selection(sources, keep))
+        path = folder / RECORD_NAME
+        try:
+            others = [name for name in sorted(os.listdir(folder)) if not name.startswith(".")]
+            record = json.loads(path.read_text(encoding="utf-8")) if RECORD_NAME in others else None
+            there, files = (None, {}) if record is None else (record["selection"], dict(record["files"]))
+            if record is not None and record["format"] != RECORD_FORMAT:
+                raise ValueError(f"it has format {record['format']}, this version reads {RECORD_FORMAT}")
+        except FileNotFoundError:
+            return target
+        except NotADirectoryError:
+            raise ConfigError(f"{option} {folder} is a file; give the path of a folder.") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataFileError(f"{path} cannot be read ({error}); choose another folder.") from error
+        if record is None and others:
+            raise ConfigError(f"{option} {folder} holds other things, such as {others[0]}; give a new or empty folder.")
+        if there not in (None, target.selection):
+            raise ConfigError(
+                f"{option} {folder} was made with another mask or from another source; give another folder."
+            )
+        target.files = {name: about for name, about in files.items() if _is_whole(folder / name, about)}
+        return target
+
+    def write_record(self) -> None:
+        """Brings the record up to date."""
+        with atomic_path(self.folder / RECORD_NAME) as temporary:
+            content = {"format": RECORD_FORMAT, "selection": self.selection, "files": self.files}
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _hash_selection(sources: Sequence[SourceFile], keep: Sequence[NDArray[np.bool_]]) -> str:
+    digest = hashlib.sha256()
+    for source, keep_N in zip(sources, keep, strict=True):
+        digest.update(json.dumps([source.relative_name, source.num_bytes, source.row_group_rows]).encode())
+        digest.update(np.packbits(keep_N).tobytes())
+    return digest.hexdigest()
+
+
+def _is_whole(path: Path, about: dict[str, int]) -> bool:
+    try:
+        return path.stat().st_size == about["num_bytes"] and pq.read_metadata(path).num_rows == about["num_rows"]
+    except (OSError, pa.ArrowException, KeyError, TypeError):
+        return False
+
+
+def _write_all(targets: Sequence[Target], sources: Sequence[SourceFile], num_workers: int) -> int:
+    """Writes every file that is not there yet. Returns how many those were."""
+    jobs = [
+        (target, source, keep_N)
+        for target in targets
+        for source, keep_N in zip(sources, target.keep, strict=True)
+        if source.relative_name not in target.files
+    ]
+    if not jobs:
+        return 0
+    for target in targets:
+        target.write_record()
+    num_rows = sum(source.num_rows for _, source, _ in jobs)
+    stop, lock = threading.Event(), threading.Lock()
+    with (
+        tqdm(total=num_rows, unit=" rows", unit_scale=True, disable=None) as bar,
+        ThreadPoolExecutor(num_workers) as pool,
+    ):
+
+        def advance(count: int) -> None:
+            if stop.is_set():
+                raise _StoppedError
+            with lock:
+                bar.update(count)
+
+        # Threads, not processes: pyarrow does the work outside of Python's lock.
+        running = {
+            pool.submit(write_kept, source, keep_N, target.folder / source.relative_name, advance): (target, source)
+            for target, source, keep_N in jobs
+        }
+        written_s = time.monotonic()
+        try:
+            for future in as_completed(running):
+                target, source = running[future]
+                target.files[source.relative_name] = future.result()
+                if time.monotonic() - written_s > _RECORD_EVERY_S:
+                    target.write_record()
+                    written_s = time.monotonic()
+            for target in targets:
+                target.write_record()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return len(jobs)
+
+
+class _StoppedError(Exception):
+    """Another worker failed, or the user pressed Ctrl-C."""
+
+
+def _check_options(*, join: str, on_missing: str, on_duplicate: str, num_workers: int) -> None:
+    given = {"join": (join, Join), "on_missing": (on_missing, OnMissing), "on_duplicate": (on_duplicate, OnDuplicate)}
+    for option, (value, choices) in given.items():
+        if value not in get_args(choices):
+            raise ConfigError(f"{option} must be one of: {', '.join(get_args(choices))}; got {value!r}.")
+    if num_workers < 1:
+        raise ConfigError(f"num_workers must be at least 1, got {num_workers}.")
+
+
+def _output_folders(output: str, complement: str | None) -> dict[str, Path]:
+    folders = {"output": local_path("output", output)}
+    if complement is not None:
+        folders["complement"] = local_path("complement", complement)
+        one, other = (Path(os.path.realpath(path)) for path in folders.values())
+        if one == other or one in other.parents or other in one.parents:
+            raise ConfigError(f"output {output} and complement {complement} must lie beside each other, not in one.")
+    return folders
+
+
+def _check_folders(folders: dict[str, Path], source: str | list[str], sources: Sequence[SourceFile]) -> None:
+    """Refuses a folder that the source's files are in, or that a later look for the source would find."""
+    files = {os.path.realpath(item.location.path) for item in sources if item.location.filesystem is None}
+    # A pattern with ** spans all folders below the part before it.
+    patterns = [pattern.removeprefix("file://") for pattern in ([source] if isinstance(source, str) else source)]
+    roots = [os.path.dirname(item.partition("**")[0]) or "." if "**" in item else item for item in patterns]
+    roots = [os.path.realpath(os.path.expanduser(root)) for root in roots]
+    roots = [root for root in roots if os.path.isdir(root)]
+    for option, folder in folders.items():
+        real = Path(os.path.realpath(folder))
+        is_in_root = any(Path(root) in (real, *real.parents) for root in roots)
+        if is_in_root or any(Path(path).parent == real for path in files):
+            raise ConfigError(f"{option} {folder} is the source's folder, or in it; give one outside of it.")
+
+
+def _describe(
+    targets: Sequence[Target], sources: Sequence[SourceFile], selection: Selection, *, is_nothing_new: bool
+) -> str:
+    num_rows = sum(source.num_rows for source in sources)
+    num_files = len(sources)
+    lines = ["nothing was left to do"] if is_nothing_new else []
+    for label, target in zip(("kept", "left"), targets, strict=False):
+        rows = sum(about["num_rows"] for about in target.files.values())
+        num_bytes = sum(about["num_bytes"] for about in target.files.values())
+        lines += [
+            f"{label:<8}{rows:,} of {num_rows:,} rows in {num_files:,} file{'s' * (num_files > 1)}, "
+            f"{_size(num_bytes)} of {_size(sum(source.num_bytes for source in sources))}, in {target.folder}"
+        ]
+    lines.append(f"joined  by {selection.joined_by}")
+    if selection.num_absent:
+        lines.append(f"note    {selection.num_absent:,} samples that the mask selects are not in the source")
+    pattern = str(targets[0].folder / "**" / "*.parquet")
+    lines.append(f'next    datasets.load_dataset("parquet", data_files={pattern!r}), or any reader of parquet')
+    return "\n".join(lines)
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
