@@ -20,20 +20,20 @@ class Ranks:
         num_ranks: how many.
         args: of `fit`.
         folder: current folder of the processes, where their output goes too.
+        more: arguments of fits that follow, in the same processes.
     """
 
     _num_starts = 0
 
-    def __init__(self, num_ranks, *args, folder):
+    def __init__(self, num_ranks, *args, folder, more=()):
         Ranks._num_starts += 1
         self.logs = [folder / f"start-{Ranks._num_starts:03d}-rank-{rank}.txt" for rank in range(num_ranks)]
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["datamask_pl.fit", "torch.utils.tensorboard", "forked_ranks"])
-        port = free_port()
         launched = on(num_ranks) if num_ranks > 1 else ()
-        arguments = ["fit", *QUIET, *launched, *args]
+        fits = [(free_port(), ["fit", *QUIET, *launched, *fit]) for fit in (args, *more)]
         self.processes = [
-            context.Process(target=_run, args=(rank, num_ranks, port, arguments, str(folder), str(log)))
+            context.Process(target=_run, args=(rank, num_ranks, fits, str(folder), str(log)))
             for rank, log in enumerate(self.logs)
         ]
         for process in self.processes:
@@ -76,7 +76,14 @@ class Ranks:
         return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in self.logs if log.exists())
 
 
-def _run(rank, num_ranks, port, arguments, folder, log):
+def launch(num_ranks, fits, *, folder, timeout_s=180):
+    """Runs the fits, one after the other, in as many processes; all must end well. Returns what rank 0 printed."""
+    ranks = Ranks(num_ranks, *fits[0], folder=folder, more=fits[1:])
+    assert ranks.end(timeout_s=timeout_s) == [0] * num_ranks, ranks.output()
+    return ranks.logs[0].read_text()
+
+
+def _run(rank, num_ranks, fits, folder, log):
     os.chdir(folder)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -89,11 +96,12 @@ def _run(rank, num_ranks, port, arguments, folder, log):
     torch.set_num_threads(1)
     for name in [name for name in os.environ if name.startswith("DATAMASK_")]:
         del os.environ[name]
-    if num_ranks > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(num_ranks)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
-        main(arguments)
+        for port, arguments in fits:
+            if num_ranks > 1:  # Lightning removes some of them at the end of a fit
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+                os.environ |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            main(arguments)
     except SystemExit:
         raise
     except BaseException:

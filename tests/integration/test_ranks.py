@@ -7,8 +7,9 @@ import pytest
 import torch
 import yaml
 from fits import assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
+from forked_ranks import launch
 from lightning.pytorch.callbacks import Callback
-from ranks import launch, on
+from ranks import on
 
 from datamask_pl.datamodule import FeatureDataModule
 from datamask_pl.distributed import RankGroup
