@@ -110,7 +110,7 @@ class FitCLI(LightningCLI):
                 raise ConfigError(
                     f"--run_name must be the name of a folder, got {config.run_name!r}; trainer.logger has its path."
                 )
-            options.version = config.run_name
+            _set_run(options, config.run_name)
             return
         runs = Path(options.save_dir) / options.name
         path = find_last_run(runs, options.get("version")) if config.ckpt_path == "last" else Path(config.ckpt_path)
@@ -124,7 +124,8 @@ class FitCLI(LightningCLI):
                     f"{path} is not in a run's checkpoints folder under the name it was written with; put it back, or "
                     "give the run's folder."
                 )
-        options.save_dir, options.name, options.version = str(run.parent.parent), run.parent.name, run.name
+        options.save_dir, options.name = str(run.parent.parent), run.parent.name
+        _set_run(options, run.name)
         # the learner goes on block by block; Lightning is not to load anything
         config.ckpt_path = None
 
@@ -261,6 +262,11 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
             ".ckpt file."
         )
     return max(traces, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def _set_run(options: Any, name: str) -> None:  # noqa: ANN401
+    """Sets the run's folder in the options of the logger; one that is not ours takes a name of digits for a number."""
+    options["run_name" if "run_name" in options else "version"] = name
 
 
 def _as_list(callbacks: Any) -> list[Any]:  # noqa: ANN401

@@ -23,9 +23,19 @@ class RunLogger(TensorBoardLogger):
         save_dir: folder of all runs.
         name: folder of the runs of one kind, in `save_dir`.
         version: folder of this run, in `name`; `version_0`, `version_1`, ... if left out, the first that is free.
+        run_name: the same, but never taken for a number: of `version: 7` the folder is `version_7`, of `run_name: 7` it
+            is `7`. `fit --run_name` sets it.
     """
 
-    def __init__(self, *, save_dir: str = "runs", name: str = "datamask", version: int | str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        save_dir: str = "runs",
+        name: str = "datamask",
+        version: int | str | None = None,
+        run_name: str | None = None,
+    ) -> None:
+        version = version if run_name is None else run_name
         super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False)
         self._has_begun = False
 

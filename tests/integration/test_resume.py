@@ -5,6 +5,7 @@ cut-off checkpoint or output.
 """
 
 import json
+import shlex
 import shutil
 import signal
 import time
@@ -155,6 +156,17 @@ class TestResuming:
             assert len(parts(run_folder().with_name("mine"))) == num_parts
         assert_same_mask(run_folder().with_name("mine"), run_folder(), num_parts=3)
         assert sorted(path.name for path in Path("runs/datamask").iterdir()) == ["mine", "version_0"]
+
+    @pytest.mark.parametrize("name", ["4711", "version_3", "a name with blanks", "-1.5e3", "{a: 1}"])
+    def test_any_name_of_a_folder_is_a_name(self, blocks, capsys, name):
+        args = (*blocks, "--model.num_steps", "2", "--trainer.max_steps", "3")
+        fit(*args, f"--run_name={name}")
+        assert len(parts(run_folder().with_name(name))) == 1
+        fit(*args, "--ckpt_path", str(run_folder().with_name(name)))
+        assert len(parts(run_folder().with_name(name))) == 3
+        fit(*args, f"--run_name={name}")
+        assert [path.name for path in Path("runs/datamask").iterdir()] == [name]
+        assert f"--run_name {shlex.quote(name)} goes on" in capsys.readouterr().out
 
     def test_last_is_the_newest_run_and_a_path_is_any(self, blocks):
         args = (*blocks, "--model.num_steps", "5")

@@ -28,3 +28,8 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
         assert logger.log_dir == str(tmp_path / "datamask" / f"version_{version}")
         logger.log_metrics({"f": 1.0}, step=0)
         logger.finalize("success")
+
+
+def test_a_name_of_digits_is_a_name(tmp_path):
+    assert RunLogger(save_dir=str(tmp_path), version=7).log_dir == str(tmp_path / "datamask/version_7")
+    assert RunLogger(save_dir=str(tmp_path), run_name="7").log_dir == str(tmp_path / "datamask/7")
