@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,13 @@ def leave_group() -> None:
         if dist.get_world_size() > 1:
             dist.barrier()
         dist.destroy_process_group()
+
+
+def drop_group() -> None:
+    """Closes this process's connections to its group, so that ranks that wait for it notice. Not a collective."""
+    if rank_and_world()[1] > 1:
+        with suppress(Exception):  # it is broken already
+            dist.group.WORLD.abort()  # type: ignore[union-attr]
 
 
 @contextmanager

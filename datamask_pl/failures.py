@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its __all__
@@ -42,46 +43,38 @@ class FailureBoard:
 
     def post(self, reason: str) -> None:
         """Says why this rank ends; the first to post is heard. Never raises."""
-        text = json.dumps([self.rank, reason])
-        try:
-            self._store.compare_set(_POSTED, "", text)
-            self._leave()
-        except Exception:  # the rank that holds the store may be gone
-            return
+        with suppress(Exception):  # the rank that holds the store may be gone
+            self._store.compare_set(_POSTED, "", json.dumps([self.rank, reason]))
 
     def find(self) -> str | None:
         """Who failed, and why, in words; None if that cannot be known. Never raises."""
+        deadline = time.monotonic() + PATIENCE_S
         try:
             self._store.set(f"datamask-noticed-{self.rank}", "")
-            reason = self._search()
+            while time.monotonic() < deadline:
+                if (reason := self._look()) is not None:
+                    return reason
+                time.sleep(0.2)
+            silent = [rank for rank in self.group if rank != self.rank and not self._is_set("noticed", rank)]
         except Exception:
             return "rank 0, through which the others find each other, ended"
-        try:
-            self._leave()
-        except Exception:
-            return reason
-        return reason
-
-    def _search(self) -> str | None:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if (reason := self._look()) is not None:
-                return reason
-            time.sleep(0.2)
-        silent = [rank for rank in self.group if rank != self.rank and not self._is_set("noticed", rank)]
         return f"rank {silent[0]} did not answer" if silent else None
 
-    def _leave(self) -> None:
-        """Says that this rank knows enough. Rank 0, which may hold the store, lets those who still search find it."""
-        self._store.set(f"datamask-noticed-{self.rank}", "")
-        self._store.set(f"datamask-informed-{self.rank}", "")
-        begun_s = time.monotonic()
-        while self.rank == 0 and (seconds := time.monotonic() - begun_s) < PATIENCE_S:
-            gone = self._gone()
-            waiting = [rank for rank in self.group if rank not in gone and not self._is_set("informed", rank)]
-            if not any(seconds < NOTICE_S or self._is_set("noticed", rank) for rank in waiting):
-                return
-            time.sleep(0.05)
+    def leave(self) -> None:
+        """Says that this rank has found out, and ends. Never raises.
+
+        Rank 0, which may hold the store, stays until the others of its group have found out, too.
+        """
+        with suppress(Exception):
+            self._store.set(f"datamask-noticed-{self.rank}", "")
+            self._store.set(f"datamask-leaving-{self.rank}", "")
+            begun_s = time.monotonic()
+            while self.rank == 0 and (seconds := time.monotonic() - begun_s) < PATIENCE_S:
+                gone = self._gone()
+                waiting = [rank for rank in self.group if rank not in gone and not self._is_set("leaving", rank)]
+                if not any(seconds < NOTICE_S or self._is_set("noticed", rank) for rank in waiting):
+                    return
+                time.sleep(0.05)
 
     def finish(self) -> str | None:
         """Says that this rank has done its part. The group of rank 0, which may hold the store, waits for all others.
@@ -113,14 +106,14 @@ class FailureBoard:
         return bool(self._store.check([f"datamask-{word}-{rank}"]))
 
     def _gone(self) -> list[int]:
-        """Ranks of this machine whose process is no more, and had not done its part."""
+        """Ranks of this machine whose process is no more, without having said that it ends."""
         for rank in range(self.world_size):
             if rank not in self._processes and self._is_set("process", rank):
                 host, pid = json.loads(self._store.get(f"datamask-process-{rank}"))
                 self._processes[rank] = host, pid
         here = socket.gethostname()
         gone = [rank for rank, (host, pid) in self._processes.items() if host == here and not _is_alive(pid)]
-        return [rank for rank in gone if not self._is_set("finished", rank)]
+        return [rank for rank in gone if not (self._is_set("finished", rank) or self._is_set("leaving", rank))]
 
 
 def _is_alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.checkpoint_io import parse_name, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import Place, leave_group, place, set_place
+from datamask_pl.distributed import Place, drop_group, leave_group, place, set_place
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
 from datamask_pl.launch import (
     LaunchOptions,
@@ -195,8 +195,12 @@ class FitCLI(LightningCLI):
             return error
         if not is_broken_collective(error):
             board.post(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            drop_group()
+            board.leave()
             return error
         reason = board.find() or "a rank did not answer"
+        drop_group()
+        board.leave()
         if reason.endswith("did not answer"):
             reason += f" within launch.timeout_s, {self._launch.timeout_s:g} s"
         return RankFailedError(f"{reason}; this rank cannot go on without it.")

@@ -75,6 +75,14 @@ class TestFind:
         assert "rank 2 ended without a word" in one.find()
         process.wait()
 
+    def test_one_that_ended_because_of_another_is_not_named_in_its_place(self, store):
+        _, one, two, _ = boards(store, 4)
+        pretend(store, 3, LONG_GONE)
+        assert "rank 3 ended without a word" in one.find()
+        one.leave()
+        pretend(store, 1, LONG_GONE)
+        assert "rank 3 ended without a word" in two.find()
+
     def test_of_another_machine_nothing_is_known(self, store):
         _, one = boards(store, 2)
         pretend(store, 0, LONG_GONE, host="elsewhere")
@@ -107,17 +115,19 @@ class TestFind:
             store.set("datamask-noticed-1", "")
             time.sleep(0.6)
             one_found.append(one.find())
+            one.leave()
 
         thread = threading.Thread(target=search)
         thread.start()
         zero.post("it is me")
+        zero.leave()
         assert one_found == ["rank 0 ended: it is me"]
         thread.join()
 
     def test_but_not_for_one_that_does_not_notice(self, store):
         zero, _ = boards(store, 2)
         begun_s = time.monotonic()
-        zero.post("it is me")
+        zero.leave()
         assert time.monotonic() - begun_s < 0.9
 
 
