@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint benchmark clean
+.PHONY: help install quickstart test test-slow lint benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
 	@echo "make test         linters, types and all tests"
+	@echo "make test-slow    runs that are killed, again and again"
 	@echo "make benchmark    f and seconds beside greedy; DATA='shards/*.parquet' names the features"
 	@echo "make clean        removes what the above made"
 
@@ -34,6 +35,9 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest --cov --cov-report=term:skip-covered --durations=10
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -m slow --durations=10
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/greedy.py $(DATA)

@@ -19,6 +19,8 @@ import torch
 from fits import assert_same_mask, fit, manifest, parts, write_shards
 from forked_ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 NUM_PREEMPTIONS = 5
 NUM_BLOCKS = 4
 ARGS = (

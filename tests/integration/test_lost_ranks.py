@@ -13,6 +13,8 @@ import yaml
 from fits import parts, run, write_shards
 from forked_ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 10
 ARGS = (
     "--data.path", "shards", "--data.block_size", "40", "--model.select_ratio", "0.2", "--run_name", "mine",
