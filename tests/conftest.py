@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import signal
+
 import pytest
 import torch
 
@@ -24,3 +26,8 @@ def workplace(tmp_path, monkeypatch):
     """An empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+# A shell that starts the suite in the background has it ignore SIGINT, and every process that a test starts with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
