@@ -15,7 +15,9 @@ from forked_ranks import Ranks
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 10
+TIMEOUT_S = 5
+# Lightning starts the second process when the first has imported everything: it waits for that, too.
+LAUNCHER_TIMEOUT_S = 10
 ARGS = (
     "--data.path", "shards", "--data.block_size", "40", "--model.select_ratio", "0.2", "--run_name", "mine",
     "--model.estimator", "leave_one_out", "--model.num_rollouts", "4", "--model.num_steps", "40",
@@ -29,7 +31,7 @@ LAUNCHERS = {
 REASONS = {
     "raise": "rank 1 ended: RuntimeError: the proxy model's GPU is gone; this rank cannot go on without it.",
     "die": "rank 1 ended without a word; it was killed, perhaps for want of memory; this rank cannot go on without it.",
-    "hang": f"rank 1 did not answer within launch.timeout_s, {TIMEOUT_S} s; this rank cannot go on without it.",
+    "hang": "rank 1 did not answer within launch.timeout_s, {timeout_s} s; this rank cannot go on without it.",
 }
 
 
@@ -60,14 +62,16 @@ def processes_in(folder):
 @pytest.mark.parametrize("how", REASONS)
 def test_the_launcher_ends_with_an_error_that_names_the_rank_and_leaves_no_process(tmp_path, launcher, how):
     write_shards(tmp_path / "shards", [80])
-    options = (*ARGS, *DDP, *misbehaving(tmp_path, how))
+    options = (*ARGS, *DDP, *misbehaving(tmp_path, how), "--launch.timeout_s", str(LAUNCHER_TIMEOUT_S))
     started_s = time.monotonic()
     code, _, err = run(*options, folder=tmp_path, launcher=LAUNCHERS[launcher], timeout_s=90)
     assert code != 0
-    assert REASONS[how] in err or (how == "raise" and "RuntimeError: the proxy model's GPU is gone" in err), err
+    assert REASONS[how].format(timeout_s=LAUNCHER_TIMEOUT_S) in err or (
+        how == "raise" and "RuntimeError: the proxy model's GPU is gone" in err
+    ), err
     # torchrun gives a process that does not end by itself half a minute
     grace_s = 30 if (how, launcher) == ("hang", "torchrun") else 0
-    assert time.monotonic() - started_s < 30 + 2 * TIMEOUT_S + grace_s
+    assert time.monotonic() - started_s < 30 + 2 * LAUNCHER_TIMEOUT_S + grace_s
     # torchrun's own look at its workers, and Lightning's at its children, take a moment
     deadline = time.monotonic() + 5
     while (left := processes_in(tmp_path)) and time.monotonic() < deadline:
@@ -100,7 +104,7 @@ class TestRanks:
             assert codes[rank] == 1
             lines = [line for line in ranks.logs[rank].read_text().splitlines() if "error" in line]
             prefix = f"error on rank {rank}: " if rank else "error: "
-            assert lines == [prefix + REASONS[how]], ranks.output()
+            assert lines == [prefix + REASONS[how].format(timeout_s=TIMEOUT_S)], ranks.output()
 
     @pytest.mark.parametrize("hit", [0, 1, 2])
     def test_a_rank_that_is_killed_is_named_whichever_it_is(self, workplace, hit):
