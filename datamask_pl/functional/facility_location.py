@@ -73,16 +73,17 @@ def nearest_kept_similarity(similarity_TV: Tensor, neighbor_TV: Tensor, masks_NR
     """Similarity of each sample to its nearest kept neighbour, as far as the lists reach.
 
     Args:
-        similarity_TV: float32 (T, V), not increasing along T.
+        similarity_TV: float (T, V), not increasing along T.
         neighbor_TV: int32 (T, V), rows of the neighbours.
         masks_NR: bool (N, R), masks as columns, so that one look-up serves all masks.
 
     Returns:
-        nearest_VR: float32 (V, R), 0 where no neighbour in the list is kept.
+        nearest_VR: (V, R), float32 or the wider type of the similarities, 0 where no neighbour in the list is kept.
         is_open_VR: bool (V, R), True where no neighbour in the list is kept.
     """
     num_samples, num_masks = neighbor_TV.shape[1], masks_NR.shape[1]
-    nearest_VR = similarity_TV.new_zeros(num_samples, num_masks)
+    dtype = torch.promote_types(similarity_TV.dtype, torch.float32)
+    nearest_VR = similarity_TV.new_zeros(num_samples, num_masks, dtype=dtype)
     is_open_VR = torch.ones(num_samples, num_masks, dtype=torch.bool, device=masks_NR.device)
     rows = torch.arange(num_samples, device=masks_NR.device)
     walked_VR, open_VR = nearest_VR.clone(), is_open_VR.clone()
@@ -94,7 +95,7 @@ def nearest_kept_similarity(similarity_TV: Tensor, neighbor_TV: Tensor, masks_NR
             if rows.numel() == 0:
                 break
         is_first_VR = masks_NR.index_select(0, neighbor_TV[t, rows]).logical_and_(open_VR)
-        walked_VR.addcmul_(is_first_VR.to(walked_VR.dtype), similarity_TV[t, rows, None])
+        walked_VR.addcmul_(is_first_VR.to(dtype), similarity_TV[t, rows, None].to(dtype))
         open_VR.logical_xor_(is_first_VR)
     nearest_VR[rows], is_open_VR[rows] = walked_VR, open_VR
     return nearest_VR, is_open_VR
