@@ -61,9 +61,11 @@ def expected_coverage(similarity_TV: Tensor, p_TV: Tensor) -> ExpectedCoverage:
     covered_TV = p_TV * similarity_TV
     gain_TV = torch.empty_like(similarity_TV)
     from_here_V = torch.zeros_like(similarity_TV[0])
-    for t in range(similarity_TV.shape[0] - 1, -1, -1):
-        torch.sub(similarity_TV[t], from_here_V, out=gain_TV[t])
-        from_here_V = torch.addcmul(covered_TV[t], left_TV[t], from_here_V)
+    # unbound once: taking a row costs as much as computing with it
+    lists = [matrix.unbind(0)[::-1] for matrix in (similarity_TV, gain_TV, covered_TV, left_TV)]
+    for similarity_V, gain_V, covered_V, left_V in zip(*lists, strict=True):
+        torch.sub(similarity_V, from_here_V, out=gain_V)
+        from_here_V = torch.addcmul(covered_V, left_V, from_here_V)
     gain_TV *= none_before_TV
     left_out_V = similarity_TV[-1] * none_before_TV[-1] * left_TV[-1]
     return ExpectedCoverage(from_here_V, gain_TV, left_out_V)

@@ -31,3 +31,13 @@ def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
     rows = [line for line in lines if line.startswith(("| multilinear", "| group_relative"))]
     assert len(rows) == 7
     assert all(line.endswith("same |") for line in rows)
+
+
+def test_neighbour_lists_are_measured(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
+    for made in (["--samples", 500], ["--samples", 400, "--clustered", 6]):
+        out = run("neighbors.py", path, *made, "--neighbors", 5, "--steps", 2)
+        assert "exact: table" in out
+        assert "approximate: table" in out
+        assert out.count("recall 1.000") == 2  # so few samples are one cluster
+        assert out.count("f by lists") == 2
