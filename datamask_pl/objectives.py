@@ -353,7 +353,7 @@ class FacilityLocation(ClosedFormObjective):
         ground.ranks.sum_(totals).div_(n)
         diagnostics = {"truncation_bound": totals[n + 1]}
         if is_approximate(self.neighbors, n):
-            diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64)
+            diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64, device=ground.device)
         return Expectation(totals[n], totals[:n], diagnostics)
 
     def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
