@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -22,6 +23,7 @@ FAILURE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 TRY_AGAIN = 75
+_OUTER_COMMA = re.compile(r", (?![^\[]*\])")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -102,8 +104,24 @@ def _overview() -> str:
 
 
 def _one_line(message: str) -> str:
-    """The parser's message without its line breaks."""
-    return " ".join(message.split()).removeprefix("error: ")
+    """The parser's message without its line breaks; where a value fits none of several types, what matters of it."""
+    line = " ".join(message.split()).removeprefix("error: ")
+    union = re.search(
+        r'Parser key "([^"]+)": .*Subtypes: \[(.*)\] Errors: (.*) Given value type: .* Given value: (.*)', line
+    )
+    if union is None:
+        return line
+    key, kinds, errors, given = union.groups()
+    if problem := re.search(r"- (Problem with .*?)(?= - Expected|$)", errors):
+        return f"{key}: {problem[1]}; got {given}"
+    return f"{key} must be {', or '.join(map(_kind, _OUTER_COMMA.split(kinds)))}; got {given}"
+
+
+def _kind(annotation: str) -> str:
+    """A type as users write it."""
+    text = re.sub(r"<class '([^']*)'>", r"\1", annotation).replace("NoneType", "null")
+    text = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", text)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
 
 def _hint(command: str, arguments: list[str]) -> str:

@@ -144,7 +144,7 @@ class FitCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except DatamaskError:
             raise
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
         check_launch(trainer)
         return trainer
