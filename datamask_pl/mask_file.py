@@ -298,8 +298,10 @@ def _check_rows(table: pa.Table, about: dict[str, Any], files: list[str]) -> Non
         if table[name].null_count or not table[name].type.equals(_PLAIN_TYPES.get(name, table[name].type)):
             raise ValueError(f"column {name} is of type {table[name].type} with {table[name].null_count} nulls")
         table[name].validate(full=True)
-    if "selected" in table.column_names and pc.sum(table["selected"]).as_py() != about["num_selected"]:
-        raise ValueError(f"{pc.sum(table['selected'])} samples are selected instead of {about['num_selected']}")
+    if "selected" in table.column_names:
+        num_selected = pc.sum(table["selected"]).as_py() or 0
+        if num_selected != about["num_selected"]:
+            raise ValueError(f"{num_selected} samples are selected instead of {about['num_selected']}")
     if "source_row" in table.column_names and (pc.min(table["source_row"]).as_py() or 0) < 0:
         raise ValueError("a source_row is negative")
     if "source_file" in table.column_names:

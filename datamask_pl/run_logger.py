@@ -84,9 +84,13 @@ class RunLogger(TensorBoardLogger):
         """Where events cannot be written, says so once and writes no more: that is no reason to end a run."""
         try:
             yield
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # Lightning says of whatever goes wrong that the number cannot be logged
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, OSError):
+                raise
             self._has_failed = True
-            reason = error.strerror or str(error)
+            reason = cause.strerror or str(cause)
             rank_zero_warn(f"events cannot be written to {self.log_dir} ({reason}); the run goes on without them.")
 
 
