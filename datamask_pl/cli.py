@@ -64,6 +64,9 @@ def main(args: Sequence[str] | None = None) -> None:
         _fail(_one_line(str(error)) + _hint(command, arguments))
     except UnicodeDecodeError as error:
         _fail(f"a file that should be text is not ({error}); a config is a YAML file.")
+    except OSError as error:
+        # a disk or a network that fails where nobody expected it; the system's words name the file
+        _fail(f"{_one_line(str(error))}; the same command can be given again.", code=FAILURE)
     except Exception as error:
         if type(error).__name__ != "MisconfigurationException":  # named, so that --help of others imports no Lightning
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import subprocess
@@ -15,13 +16,14 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from datamask_pl.callbacks.checkpoint import LogitsCheckpoint
+from datamask_pl.atomic import atomic_path
+from datamask_pl.callbacks.checkpoint import LogitsCheckpoint, run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.checkpoint_io import parse_name, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import Place, drop_group, leave_group, place, set_place
+from datamask_pl.distributed import Place, drop_group, failing_together, leave_group, place, set_place
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
 from datamask_pl.launch import (
     LaunchOptions,
@@ -55,9 +57,15 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
         """Does nothing yet."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the resolved configuration, once where several groups of ranks share the folder."""
-        if place().group == 0:
-            super().setup(trainer, pl_module, "fit")
+        """Writes the resolved configuration, once where several groups of ranks share the folder. Collective."""
+        if place().group > 0:
+            return
+        path = run_folder(trainer) / self.config_filename
+        with failing_together():
+            if trainer.is_global_zero:
+                text = self.parser.dump(self.config, skip_none=False)
+                with atomic_path(path) as temporary:
+                    temporary.write_text(text, encoding="utf-8")
 
 
 class FitCLI(LightningCLI):
@@ -243,7 +251,6 @@ def run_fit(args: list[str] | None) -> FitCLI:
         seed_everything_default=False,
         auto_configure_optimizers=False,
         save_config_callback=SaveConfigAtStart,
-        save_config_kwargs={"overwrite": True},
         parser_kwargs={**parser_kwargs, "fit": dict(parser_kwargs)},
     )
 
@@ -258,7 +265,7 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
     Raises:
         CheckpointError: If there is none.
     """
-    name = "*" if version is None else version if isinstance(version, str) else f"version_{version}"
+    name = "*" if version is None else glob.escape(version) if isinstance(version, str) else f"version_{version}"
     traces = [*runs.glob(f"{name}/checkpoints/*.ckpt"), *runs.glob(f"{name}/mask/part-*.parquet")]
     if not traces:
         raise CheckpointError(

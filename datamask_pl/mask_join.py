@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from datamask_pl.data.blocks import common_folder
 from datamask_pl.data.files import Location, open_parquet
 from datamask_pl.data.sources import SourceFile, iterate_ids, plain, plain_type
-from datamask_pl.errors import BadRowError, ConfigError, SchemaError
-from datamask_pl.mask_file import Manifest, part_name
+from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+from datamask_pl.mask_file import Manifest, part_name, read_columns
 
 Join = Literal["auto", "row", "id"]
 OnMissing = Literal["error", "drop"]
@@ -325,7 +325,10 @@ def _check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, re
 
 def _id_type(folder: Path) -> pa.DataType:
     with open_parquet(_part(folder, 0)) as parquet:
-        return parquet.schema_arrow.field("id").type
+        schema = parquet.schema_arrow
+    if schema.names.count("id") != 1:
+        raise DataFileError(f"{folder / part_name(0)} is damaged: it has no column id; put back the parts of one run.")
+    return schema.field("id").type
 
 
 def _part(folder: Path, block: int) -> Location:
@@ -334,10 +337,15 @@ def _part(folder: Path, block: int) -> Location:
 
 
 def _read_parts(folder: Path, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
-    """The parts of a mask, one at a time."""
+    """The parts of a mask, one at a time; `id` is among the columns."""
+    id_type = _id_type(folder)
     for block in range(manifest.num_blocks):
-        with open_parquet(_part(folder, block)) as parquet:
-            table = parquet.read(columns, use_threads=False)
+        table = read_columns(folder, block, manifest, columns)
+        if plain_type(table["id"].type) != plain_type(id_type):
+            raise DataFileError(
+                f"{folder / part_name(block)} has ids of type {table['id'].type} and {part_name(0)} of {id_type}; put "
+                "back the parts of one run."
+            )
         yield table
 
 

@@ -142,7 +142,8 @@ class Target:
             raise ConfigError(
                 f"{option} {folder} was made with another mask or from another source; give another folder."
             )
-        target.files = {name: about for name, about in files.items() if _is_whole(folder / name, about)}
+        names = [source.relative_name for source in sources if source.relative_name in files]
+        target.files = {name: files[name] for name in names if _is_whole(folder / name, files[name])}
         return target
 
     def write_record(self) -> None:

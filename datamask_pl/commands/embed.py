@@ -99,7 +99,8 @@ def embed(
         table = pa.table(columns, schema=corpus.others.schema.append(field))
         # Half floats gain nothing from a dictionary and are slower to read through one.
         others = corpus.others.column_names
-        pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, use_dictionary=others)
+        options = {"use_dictionary": others, "write_page_checksum": True}
+        pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, **options)
     print(
         f"Embedded {len(corpus.texts)} texts in {num_dimensions} dimensions ({share:.1%} of their variance) "
         f"to {output}. Next: python cli.py fit --data.path {shlex.quote(output)}"

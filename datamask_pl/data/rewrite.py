@@ -89,7 +89,7 @@ def _keep_rows(batch: pa.RecordBatch, keep_B: NDArray[np.bool_]) -> list[pa.Reco
 def _writer_options(metadata: pq.FileMetaData) -> dict[str, Any]:
     """How a file's columns are compressed and encoded, as far as pyarrow can write it."""
     if metadata.num_row_groups == 0:
-        return {}
+        return {"write_page_checksum": True}
     group = metadata.row_group(0)
     columns = [group.column(index) for index in range(group.num_columns)]
     has_dictionary = [column.path_in_schema for column in columns if column.has_dictionary_page]
@@ -102,6 +102,7 @@ def _writer_options(metadata: pq.FileMetaData) -> dict[str, Any]:
         "compression": {column.path_in_schema: _codec(column.compression) for column in columns},
         "use_dictionary": has_dictionary,
         "column_encoding": encodings or None,
+        "write_page_checksum": True,
         "write_page_index": any(column.has_offset_index for column in columns),
         "use_compliant_nested_type": not any(".list.item" in column.path_in_schema for column in columns),
     }

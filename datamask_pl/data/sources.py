@@ -46,7 +46,7 @@ def read_sources(path: str | list[str], id_column: str) -> list[SourceFile]:
     """Finds the source files and reads their footers.
 
     Raises:
-        ConfigError: If two of them would get the same name below the output.
+        ConfigError: If two of them would get the same name below the output, or one a name outside of it.
         DataFileError: If nothing matches, or a file cannot be read.
         SchemaError: If a file has several columns with the name of the id column, or the ids are nested.
     """
@@ -54,6 +54,10 @@ def read_sources(path: str | list[str], id_column: str) -> list[SourceFile]:
     names = [os.path.abspath(item.path) if item.filesystem is None else item.name for item in locations]
     shared = common_folder(names)
     relative_names = [name[len(shared) :].replace("://", "/").lstrip("/") for name in names]
+    for name in relative_names:
+        # of a remote listing any name may come back, and it becomes a path below the output
+        if ".." in name.split("/"):
+            raise ConfigError(f"source: {name} leads out of the folder of its files; leave it out or rename it.")
     if len(set(relative_names)) < len(relative_names):
         name = next(name for name in relative_names if relative_names.count(name) > 1)
         raise ConfigError(f"source: two files would both be written to {name}; apply the mask to each by itself.")

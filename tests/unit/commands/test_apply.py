@@ -48,7 +48,9 @@ def write_mask(folder, ids, places, selected, *, files, num_blocks=1, num_droppe
     folder.mkdir(parents=True, exist_ok=True)
     blocks = {}
     for block, rows in enumerate(np.array_split(np.array(order, dtype=np.int64), num_blocks)):
-        about = {"num_samples": len(rows), "num_selected": 0, "num_dropped": num_dropped if block == 0 else 0}
+        num_selected = sum(bool(selected[row]) for row in rows)
+        about = {"num_samples": len(rows), "num_selected": num_selected}
+        about["num_dropped"] = num_dropped if block == 0 else 0
         blocks[str(block)] = about
         table = pa.table(
             {
