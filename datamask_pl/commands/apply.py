@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from tqdm import tqdm
 
 from datamask_pl.atomic import atomic_path
 from datamask_pl.data.rewrite import write_kept
-from datamask_pl.data.sources import SourceFile, read_sources
+from datamask_pl.data.sources import SourceFile, check_outside, read_sources
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.mask_file import read_complete
 from datamask_pl.mask_join import Join, OnDuplicate, OnMissing, Selection, find_selection
@@ -79,7 +78,7 @@ def apply(
     folder = any_path("mask", mask)
     manifest = read_complete(folder)
     sources = read_sources(source, id_column)
-    _check_folders(folders, source, sources)
+    check_outside(folders, source, [item.location for item in sources])
     selection = find_selection(
         folder,
         manifest,
@@ -233,19 +232,6 @@ def _output_folders(output: str, complement: str | None) -> dict[str, AnyPath]:
         if is_below(one, other) or is_below(other, one):
             raise ConfigError(f"output {output} and complement {complement} must lie beside each other, not in one.")
     return folders
-
-
-def _check_folders(folders: dict[str, AnyPath], source: str | list[str], sources: Sequence[SourceFile]) -> None:
-    """Refuses a folder that the source's files are in, or that a later look for the source would find."""
-    parents = {full_name(item.location.as_path).rpartition("/")[0] for item in sources}
-    # A pattern with ** spans all folders below the part before it.
-    patterns = [source] if isinstance(source, str) else source
-    roots = [item.partition("**")[0].rpartition("/")[0] or "." if "**" in item else item for item in patterns]
-    whole = [full_name(any_path("source", os.path.expanduser(root), is_read=True)) for root in roots]
-    for option, folder in folders.items():
-        name = full_name(folder)
-        if name in parents or any(is_below(name, root) for root in whole):
-            raise ConfigError(f"{option} {folder} is the source's folder, or in it; give one outside of it.")
 
 
 def _describe(
