@@ -34,6 +34,7 @@ from datamask_pl.launch import (
     slurm_plugins,
 )
 from datamask_pl.module import MaskLearner
+from datamask_pl.storage import redact
 from datamask_pl.strategy import BlockGroupStrategy
 
 ENV_PREFIX = "DATAMASK"
@@ -102,6 +103,7 @@ class FitCLI(LightningCLI):
         """Finds the run to continue, if one is named by --run_name or --ckpt_path."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
+        _check_run_is_local(config)
         self.resume_from: Path | None = None
         if not config.run_name and not config.ckpt_path:
             return
@@ -273,6 +275,27 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
             ".ckpt file."
         )
     return max(traces, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def _check_run_is_local(config: Any) -> None:  # noqa: ANN401
+    """Refuses a run's folder in an object store: checkpoints and events are written on this machine.
+
+    Raises:
+        ConfigError: If an option names one.
+    """
+    logger = config.trainer.logger
+    options = logger.init_args if logger and hasattr(logger, "init_args") else {}
+    given = {
+        "trainer.logger.save_dir": options.get("save_dir"),
+        "trainer.default_root_dir": config.trainer.default_root_dir,
+        "--ckpt_path": config.ckpt_path,
+    }
+    for option, value in given.items():
+        if value is not None and "://" in str(value):
+            raise ConfigError(
+                f"{option} must be a path on this machine, got {redact(str(value))!r}: checkpoints and TensorBoard "
+                "events cannot be in an object store, the mask can; give mask.output for it."
+            )
 
 
 def _set_run(options: Any, name: str) -> None:  # noqa: ANN401

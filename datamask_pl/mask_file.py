@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from datamask_pl.atomic import atomic_path
 from datamask_pl.data.types import BlockResult
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.settings import differences
+from datamask_pl.storage import AnyPath, list_names, read_footer, readable
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
@@ -67,7 +66,7 @@ class Manifest:
     blocks: dict[int, dict[str, Any]] = field(default_factory=dict)
     format: int = FORMAT_VERSION
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: AnyPath) -> None:
         """Brings the manifest of a mask folder up to date with the parts that are there.
 
         Several runs, or groups of ranks, may write to one folder. Each takes over what the others wrote, and looks
@@ -92,7 +91,7 @@ class Manifest:
                 return
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest | None:
+    def read(cls, folder: AnyPath) -> Manifest | None:
         """The manifest of a mask folder, or None if it has none.
 
         Raises:
@@ -141,14 +140,14 @@ def part_name(block: int) -> str:
     return f"part-{block:05d}.parquet"
 
 
-def list_parts(folder: Path) -> list[int]:
+def list_parts(folder: AnyPath) -> list[int]:
     """Blocks whose parts are in a mask folder, in order; empty if there is no such folder."""
-    names = os.listdir(folder) if folder.is_dir() else []
+    names = list_names(folder) if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _PART.fullmatch(name)))
 
 
 def write_part(
-    folder: Path, result: BlockResult, *, files: list[str], plan_hash: str, settings: dict[str, Any]
+    folder: AnyPath, result: BlockResult, *, files: list[str], plan_hash: str, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes the part of a block. Its metadata say what the manifest says, so that a part stands for itself.
 
@@ -187,7 +186,7 @@ def write_part(
 
 
 def read_part(
-    folder: Path, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
+    folder: AnyPath, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """What a part says of its block, from its footer.
 
@@ -225,7 +224,7 @@ def read_part(
     return about
 
 
-def read_complete(folder: Path) -> Manifest:
+def read_complete(folder: AnyPath) -> Manifest:
     """The manifest of a mask whose parts are all there, with what they say of their blocks.
 
     Raises:
@@ -266,7 +265,7 @@ def read_complete(folder: Path) -> Manifest:
     return manifest
 
 
-def read_columns(folder: Path, block: int, manifest: Manifest, columns: list[str]) -> pa.Table:
+def read_columns(folder: AnyPath, block: int, manifest: Manifest, columns: list[str]) -> pa.Table:
     """Some columns of a part of a complete mask, in which every value is one that `write_part` could have written.
 
     Args:
@@ -280,7 +279,7 @@ def read_columns(folder: Path, block: int, manifest: Manifest, columns: list[str
     """
     path = folder / part_name(block)
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+        with readable(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             table = parquet.read(columns, use_threads=False)
         if missing := set(columns).difference(table.column_names):
             raise ValueError(f"it has no column {min(missing)}")
@@ -310,14 +309,14 @@ def _check_rows(table: pa.Table, about: dict[str, Any], files: list[str]) -> Non
             raise ValueError("a source_file is none of the manifest's files")
 
 
-def _damage(path: Path, error: Exception) -> DataFileError:
+def _damage(path: AnyPath, error: Exception) -> DataFileError:
     reason = str(error).rstrip(".")
     return DataFileError(f"{path} is damaged ({reason}); the same fit command writes it again.")
 
 
-def _read_metadata(path: Path) -> dict[str, Any]:
+def _read_metadata(path: AnyPath) -> dict[str, Any]:
     """What is written into a part's footer. Raises one of `_DAMAGES` if the part is not whole."""
-    footer = pq.read_metadata(path)
+    footer = read_footer(path)
     entries = footer.metadata or {}
     text = entries[_METADATA_KEY]
     if entries.get(_SUM_KEY, _sum_of(text)) != _sum_of(text):

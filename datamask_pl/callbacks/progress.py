@@ -13,10 +13,10 @@ from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
-from datamask_pl.data.files import redact
 from datamask_pl.data.types import BlockSource
 from datamask_pl.distributed import place
 from datamask_pl.mask_file import Manifest
+from datamask_pl.storage import AnyPath, redact
 from datamask_pl.strategy import BlockGroupStrategy
 
 DEFAULT_ID_COLUMN = "chunk_id"
@@ -101,7 +101,7 @@ class RunSummary(Callback):
             print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
 
 
-def _apply_command(source: Any, mask: Path | None, output: Path) -> str:  # noqa: ANN401
+def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # noqa: ANN401
     """The command that makes the filtered data set; the user's own data module may not say where its files are."""
     path = getattr(source, "path", None)
     given = "SHARDS" if path is None else json.dumps([redact(item) for item in path])

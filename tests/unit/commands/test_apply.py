@@ -351,8 +351,8 @@ class TestRefusals:
         Path("file").touch()
         with pytest.raises(ConfigError, match=rf"^{option} file is a file; give the path of a folder\.$"):
             run("file")
-        with pytest.raises(ConfigError, match=rf"^{option} must be a path on this machine, got 's3://x'"):
-            run("s3://x")
+        with pytest.raises(ConfigError, match=rf"^{option} must be a path on this machine or in an object store"):
+            run("sftp://x")
         assert not Path("elsewhere").exists()
 
     def test_output_and_complement_in_one(self, case):
