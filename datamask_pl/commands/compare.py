@@ -8,10 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ COMPARISON_FORMAT = 1
 MASK = "mask"
 # Relative difference of f here to the manifest's from which on the data are taken to have changed.
 _F_TOLERANCE = 1e-3
-_TABLE = {
+TABLE = {
     "f": ("f", ".6g"),
     "quality": ("quality", ".4f"),
     "facility_location": ("facility", ".4f"),
@@ -49,6 +48,7 @@ _TABLE = {
     "overlap": ("overlap", ".1%"),
     "near_duplicates": ("near-dup.", ".1%"),
 }
+HIGHER_IS_BETTER = ("f", "quality", "facility_location", "pairwise", "disf")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def compare(
     _write(finished, compared, near_duplicate=near_duplicate, seed=seed)
     for block in compared:
         print(_describe(block))
-    print(_legend(near_duplicate))
+    print(describe_legend(near_duplicate))
     print(f"written {folder / COMPARISON_CSV}, {folder / COMPARISON_JSON}")
 
 
@@ -158,31 +158,21 @@ class ComparedBlock:
 
 
 def _compare_block(
-    run: FinishedRun, index: int, names: Sequence[str], *, max_samples: int, cosine: float, seed: int, advance: Any
+    run: FinishedRun,
+    index: int,
+    names: Sequence[str],
+    *,
+    max_samples: int,
+    cosine: float,
+    seed: int,
+    advance: Callable[[int], object],
 ) -> ComparedBlock:
     about = run.manifest.blocks[index]
-    block, mask_N = read_block(run, index)
-    rows_M, notes = None, []
-    if block.num_samples > max_samples:
-        generator = torch.Generator().manual_seed(derive_seed(seed, index, 0))
-        rows_M = torch.randperm(block.num_samples, generator=generator)[:max_samples].sort().values
-        mask_N = mask_N[rows_M]
-        notes.append(
-            f"{max_samples:,} random samples of {block.num_samples:,}: the mask, learned for all of them, is restricted "
-            "to these, for which the others choose; that favours the others. max_samples sets how many."
-        )
-    num_selected = int(mask_N.sum())
-    if not num_selected:
-        raise ConfigError(
-            f"max_samples: the mask keeps none of {max_samples} random samples of block {index}; raise it."
-        )
-    ground = ground_set(block, num_selected, rows_M)
-    del block
-    scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
+    ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
     problem = Problem(
         features_ND=ground.features(slice(None)),
         quality_N=ground.quality_N,
-        num_selected=num_selected,
+        num_selected=ground.num_selected,
         quality_weights={
             kind: _raw_quality_weight(run, kind, ground, about["scales"], seed=derive_seed(seed, index, 1))
             for kind in {DIVERSITY_OF[name] for name in names if name in DIVERSITY_OF}
@@ -194,18 +184,39 @@ def _compare_block(
     for name in names:
         masks[name], seconds[name] = run_competitor(name, problem)
         advance(1)
+    scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
     values = value_of(torch.stack(list(masks.values())), objective=run.objective, ground=ground, scales=scales)
     rows = [
         _measure(index, name, masks, problem, f=value.f, seconds=seconds[name], cosine=cosine)
         for name, value in zip(masks, values, strict=True)
     ]
-    if rows_M is None and abs(rows[0].f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
+    is_whole = ground.num_samples == about["num_samples"]
+    if is_whole and abs(rows[0].f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
         notes.append(
             f"f of the mask is {rows[0].f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or "
             "qualities in the files have changed since the run, or the objective has."
         )
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
-    return ComparedBlock(index, len(mask_N), num_selected, _formula(run.objective, scales), notes, rows)
+    return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
+
+
+def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:
+    """The samples of a block that are compared, the mask of them, and what is to be said of the choice."""
+    block, mask_N = read_block(run, index)
+    if block.num_samples <= max_samples:
+        return ground_set(block, int(mask_N.sum())), mask_N, []
+    generator = torch.Generator().manual_seed(derive_seed(seed, index, 0))
+    rows_M = torch.randperm(block.num_samples, generator=generator)[:max_samples].sort().values
+    mask_M = mask_N[rows_M]
+    if not mask_M.any():
+        raise ConfigError(
+            f"max_samples: the mask keeps none of {max_samples:,} random samples of block {index}; raise it."
+        )
+    note = (
+        f"{max_samples:,} random samples of {block.num_samples:,}: the mask, learned for all of them, is restricted to "
+        "these, for which the others choose; that favours the others. max_samples sets how many."
+    )
+    return ground_set(block, int(mask_M.sum()), rows_M), mask_M, [note]
 
 
 def _measure(
@@ -292,11 +303,10 @@ def _describe(block: ComparedBlock) -> str:
     lines = [
         "",
         f"block {block.index}: {block.num_selected:,} of {block.num_samples:,} samples, {block.formula}",
-        f"{'':<16}" + "".join(f"{title:>10}" for title, _ in _TABLE.values()),
+        f"{'':<16}" + "".join(f"{title:>10}" for title, _ in TABLE.values()),
     ]
     for row in block.rows:
-        cells = [format(getattr(row, name), form) for name, (_, form) in _TABLE.items()]
-        lines.append(f"{row.name:<16}" + "".join(f"{cell:>10}" for cell in cells))
+        lines.append(f"{row.name:<16}" + "".join(f"{cell:>10}" for cell in format_row(row)))
     return "\n".join([*lines, *(f"note: {note}" for note in block.notes)])
 
 
@@ -309,7 +319,13 @@ def _formula(objective: JointObjective, scales: Tensor) -> str:
     return f"f = {' + '.join(parts) or '0'}"
 
 
-def _legend(near_duplicate: float) -> str:
+def format_row(row: Row) -> list[str]:
+    """The numbers of a row, in the order of TABLE."""
+    return [format(getattr(row, name), form) for name, (_, form) in TABLE.items()]
+
+
+def describe_legend(near_duplicate: float) -> str:
+    """What the columns of the table mean."""
     return (
         "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard, with the "
         f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g}"
