@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -17,18 +19,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamask_pl.atomic import atomic_path
+from datamask_pl.baselines.catalog import BaselineName, baseline_mask
 from datamask_pl.block_solution import calibrate, value_of
 from datamask_pl.commands.finished_run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence import measures
-from datamask_pl.evidence.competitors import (
-    COMPETITORS,
-    DIVERSITY_OF,
-    Problem,
-    check_competitors,
-    raw_quality_weight,
-    run_competitor,
-)
+from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competitors, quality_weight_of
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
@@ -103,7 +99,9 @@ def compare(
         source: the files that the mask was learned from, where they have moved since.
         output: folder for the tables; the run's, or the one that the mask's folder is in.
         blocks: which blocks, as 3 or [0, 3]; the first that is finished if left out.
-        competitors: which, as [random, lazy_greedy]; all if left out.
+        competitors: which, as [random, semdedup]: random, top_quality, greedy_facility_location, greedy_pairwise,
+            greedy_disf, disf_batches, disf_published, leverage_score, semdedup, semdedup_quality; all but disf_batches
+            and disf_published if left out.
         max_samples: of a larger block, so many random samples are compared, all masks restricted to them.
         near_duplicate: cosine above which two samples are near-duplicates.
         seed: of the random samples and of what is random in the competitors.
@@ -115,13 +113,13 @@ def compare(
         ObjectiveError: If the run's objective is not finite on a competitor.
     """
     _check_options(max_samples=max_samples, near_duplicate=near_duplicate, seed=seed)
-    names = list(COMPETITORS) if competitors is None else competitors
     found, folder = find_mask(run, mask, output)
     finished = open_run(found, folder, source=source)
     wanted = _wanted_blocks(finished, blocks)
     sizes = [finished.manifest.blocks[index]["num_samples"] for index in wanted]
-    check_competitors(names, num_samples=min(max(sizes), max_samples))
-    bar = tqdm(total=len(wanted) * (len(names) + 1), disable=None, leave=False, unit="mask")
+    chosen = DEFAULT_COMPETITORS if competitors is None else competitors
+    names = check_competitors(chosen, num_samples=min(max(sizes), max_samples))
+    bar = tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask")
     with bar:
         compared = [
             _compare_block(
@@ -160,7 +158,7 @@ class ComparedBlock:
 def _compare_block(
     run: FinishedRun,
     index: int,
-    names: Sequence[str],
+    names: Sequence[BaselineName],
     *,
     max_samples: int,
     cosine: float,
@@ -169,25 +167,26 @@ def _compare_block(
 ) -> ComparedBlock:
     about = run.manifest.blocks[index]
     ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
-    problem = Problem(
-        features_ND=ground.features(slice(None)),
-        quality_N=ground.quality_N,
-        num_selected=ground.num_selected,
-        quality_weights={
-            kind: _raw_quality_weight(run, kind, ground, about["scales"], seed=derive_seed(seed, index, 1))
-            for kind in {DIVERSITY_OF[name] for name in names if name in DIVERSITY_OF}
-        },
-        seed=derive_seed(seed, index, 2),
-    )
+    features_ND = ground.features(slice(None))
     masks, seconds = {MASK: mask_N}, {MASK: float(about["seconds"])}
-    advance(1)
+    scale_of = cache(partial(_scale, run, ground, about["scales"], seed=derive_seed(seed, index, 1)))
     for name in names:
-        masks[name], seconds[name] = run_competitor(name, problem)
+        quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
+        started_s = time.perf_counter()
+        masks[name] = baseline_mask(
+            name,
+            features_ND,
+            ground.quality_N,
+            num_selected=ground.num_selected,
+            quality_weight=quality_weight,
+            seed=derive_seed(seed, index, 2),
+        )
+        seconds[name] = time.perf_counter() - started_s
         advance(1)
     scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
     values = value_of(torch.stack(list(masks.values())), objective=run.objective, ground=ground, scales=scales)
     rows = [
-        _measure(index, name, masks, problem, f=value.f, seconds=seconds[name], cosine=cosine)
+        _measure(index, name, masks, ground, f=value.f, seconds=seconds[name], cosine=cosine)
         for name, value in zip(masks, values, strict=True)
     ]
     is_whole = ground.num_samples == about["num_samples"]
@@ -220,14 +219,14 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
 
 
 def _measure(
-    index: int, name: str, masks: dict[str, Tensor], problem: Problem, *, f: float, seconds: float, cosine: float
+    index: int, name: str, masks: dict[str, Tensor], ground: GroundSet, *, f: float, seconds: float, cosine: float
 ) -> Row:
-    mask_N, features_ND = masks[name], problem.features_ND
+    mask_N, features_ND = masks[name], ground.features(slice(None))
     return Row(
         block=index,
         name=name,
         f=f,
-        quality=float(problem.quality_N[mask_N].double().mean()),
+        quality=float(ground.quality_N[mask_N].double().mean()),
         facility_location=measures.facility_location(mask_N, features_ND),
         pairwise=measures.pairwise_similarity(mask_N, features_ND),
         disf=measures.disf(mask_N, features_ND),
@@ -237,17 +236,13 @@ def _measure(
     )
 
 
-def _raw_quality_weight(
-    run: FinishedRun, kind: str, ground: GroundSet, scales: dict[str, float], *, seed: int
-) -> float:
-    """The share of raw quality beside a kind of diversity, with the run's scales; those that it lacks are measured."""
-    quality_scale, diversity_scale = scales["quality"], scales.get(kind)
-    if diversity_scale is None:
-        diversity_scale = 1.0
-        if run.is_calibrated:
-            alone = JointObjective(quality_weight=0.0, diversity=kind)
-            diversity_scale = float(calibrate(alone, ground, seed=seed)[1])
-    return raw_quality_weight(run.quality_weight, quality_scale=quality_scale, diversity_scale=diversity_scale)
+def _scale(run: FinishedRun, ground: GroundSet, scales: dict[str, float], name: str, *, seed: int) -> float:
+    """What the run divides a term by; of a kind of diversity that it does not have, measured as the run does."""
+    if name in scales:
+        return scales[name]
+    if not run.is_calibrated:
+        return 1.0
+    return float(calibrate(JointObjective(quality_weight=0.0, diversity=name), ground, seed=seed)[1])
 
 
 def _wanted_blocks(run: FinishedRun, blocks: int | list[int] | None) -> list[int]:
@@ -303,10 +298,10 @@ def _describe(block: ComparedBlock) -> str:
     lines = [
         "",
         f"block {block.index}: {block.num_selected:,} of {block.num_samples:,} samples, {block.formula}",
-        f"{'':<16}" + "".join(f"{title:>10}" for title, _ in TABLE.values()),
+        f"{'':<25}" + "".join(f"{title:>10}" for title, _ in TABLE.values()),
     ]
     for row in block.rows:
-        lines.append(f"{row.name:<16}" + "".join(f"{cell:>10}" for cell in format_row(row)))
+        lines.append(f"{row.name:<25}" + "".join(f"{cell:>10}" for cell in format_row(row)))
     return "\n".join([*lines, *(f"note: {note}" for note in block.notes)])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamask_pl.baselines.semdedup import spherical_kmeans
 from datamask_pl.commands.finished_run import FinishedRun, ground_set, read_block
 from datamask_pl.data.files import Location, open_parquet
 from datamask_pl.evidence import clusters, figures
@@ -21,6 +22,7 @@ from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.mask_file import part_name
 
 NUM_BINS = 40
+NUM_ROUNDS = 25
 MAX_CURVES = 4
 
 
@@ -52,7 +54,7 @@ def _column(run: FinishedRun, block: int, name: str) -> Tensor:
     path = str(run.mask / part_name(block))
     with open_parquet(Location(name=path, path=path)) as parquet:
         column = parquet.read([name], use_threads=False)[name]
-    return torch.from_numpy(np.array(column))
+    return torch.from_numpy(np.array(column.to_numpy()))
 
 
 def feature_pictures(
@@ -69,7 +71,9 @@ def feature_pictures(
 
     rows_M = order_N[:max_samples].sort().values
     features_MD = ground.features(rows_M)
-    labels_M = clusters.spherical_k_means(features_MD, min(num_clusters, len(rows_M)), generator=generator)
+    labels_M, _ = spherical_kmeans(
+        features_MD, num_clusters=min(num_clusters, len(rows_M)), num_rounds=NUM_ROUNDS, generator=generator
+    )
     decile_M = clusters.deciles(block.quality_N)[rows_M]
     share_J10, count_J10 = clusters.share_kept(mask_N[rows_M], labels_M, decile_M, num_clusters=num_clusters)
     size_J = count_J10.sum(dim=1)
@@ -81,7 +85,7 @@ def feature_pictures(
     masks = {"the mask": mask_N[rows_P], "top quality": top_N[rows_P], "chance": random_N[rows_P]}
     return {
         "heat_map": figures.to_svg(
-            lambda: figures.draw_heat_map(share_J10[order_J], size_J[order_J]),
+            lambda: figures.draw_heat_map(share_J10[order_J], count_J10[order_J]),
             label="Share kept by cluster and tenth of quality",
         ),
         "map": figures.to_svg(
@@ -99,7 +103,10 @@ def curves(run: FinishedRun) -> tuple[str, str] | None:
     blocks = blocks[:: -(-len(blocks) // MAX_CURVES)]
     terms = [term.name for term in run.objective.terms if term.weight > 0]
     wanted = {"objective/f": "f", **{f"objective/{name}": name for name in terms}}
-    wanted |= {"policy/churn": "share of the mask that changed since the step before", "policy/undecided": "undecided"}
+    wanted |= {
+        "policy/churn": "share changed since the step before",
+        "policy/undecided": "undecided share of the budget",
+    }
     panels: dict[str, list[figures.Curve]] = {}
     for tag, title in wanted.items():
         for block in blocks:

@@ -1,4 +1,4 @@
-"""Where samples lie: clusters, and the plane of largest variance. For pictures, on some thousands of samples.
+"""Where samples lie, and what is kept there. For pictures, on some thousands of samples.
 
 Shapes: N samples, D features, J clusters.
 """
@@ -7,53 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-NUM_ROUNDS = 25
-
-
-def spherical_k_means(features_ND: Tensor, num_clusters: int, *, generator: torch.Generator) -> Tensor:
-    """Clusters by cosine: Lloyd's rounds from centres that are spread as k-means++ does.
-
-    Args:
-        features_ND: float32 (N, D), rows of unit L2 norm.
-        num_clusters: J, at most N.
-        generator: decides the first centres; on the features' device.
-
-    Returns:
-        int64 (N,), the cluster of each sample, in [0, J); a cluster may be empty.
-
-    Example:
-        >>> features_ND = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> labels_N = spherical_k_means(features_ND, 2, generator=torch.Generator().manual_seed(0))
-        >>> bool(labels_N[0] == labels_N[1]), bool(labels_N[0] == labels_N[2])
-        (True, False)
-    """
-    centers_JD = _spread_centers(features_ND, num_clusters, generator)
-    labels_N = (features_ND @ centers_JD.T).argmax(dim=1)
-    for _ in range(NUM_ROUNDS):
-        sums_JD = torch.zeros_like(centers_JD).index_add_(0, labels_N, features_ND)
-        norm_J = sums_JD.norm(dim=1, keepdim=True)
-        # a cluster that lost all its samples keeps its centre
-        centers_JD = torch.where(norm_J > 0, sums_JD / norm_J.clamp(min=1e-12), centers_JD)
-        before_N, labels_N = labels_N, (features_ND @ centers_JD.T).argmax(dim=1)
-        if torch.equal(before_N, labels_N):
-            break
-    return labels_N
-
-
-def _spread_centers(features_ND: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
-    """Rows drawn one by one, in proportion to their squared distance to those before. Source: k-means++, 2007."""
-    num_samples = len(features_ND)
-    rows = [int(torch.randint(num_samples, (1,), generator=generator, device=generator.device))]
-    distance_N = (2.0 - 2.0 * features_ND @ features_ND[rows[0]]).clamp(min=0.0)
-    for _ in range(1, num_clusters):
-        if float(distance_N.sum()) > 0:
-            row = int(torch.multinomial(distance_N, 1, generator=generator))
-        else:  # fewer different samples than clusters
-            row = rows[-1]
-        rows.append(row)
-        distance_N = torch.minimum(distance_N, (2.0 - 2.0 * features_ND @ features_ND[row]).clamp(min=0.0))
-    return features_ND[rows].clone()
 
 
 def principal_plane(features_ND: Tensor) -> tuple[Tensor, Tensor]:

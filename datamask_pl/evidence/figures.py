@@ -1,6 +1,6 @@
 """Pictures of a run, for TensorBoard and for the report. The only module that needs matplotlib, which is optional.
 
-Shapes: N samples, B bins, J clusters.
+Shapes: N samples, B bins, J clusters, 10 tenths of quality.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,7 +26,7 @@ from datamask_pl.evidence.histograms import Histogram
 MASK_COLOR, ALL_COLOR, RANDOM_COLOR, TOP_COLOR = "#2b7de0", "#9a9a9a", "#2a9d5c", "#d97d00"
 # Stands for the color of the page's text; no picture uses it for anything else.
 _INK = "#010203"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.spines.top": False,
@@ -35,6 +37,7 @@ _STYLE = {
     "legend.frameon": False,
     **{name: _INK for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")},
 }
+_FEW = 10
 Draw = Callable[[], Figure]
 
 
@@ -82,8 +85,8 @@ def to_image(draw: Draw) -> NDArray[np.uint8]:
     """The picture as (height, width, 3) on white, for TensorBoard."""
     with rc_context({**_STYLE, "savefig.facecolor": "white"}):
         canvas = FigureCanvasAgg(draw())
-        canvas.draw()
-        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+        canvas.draw()  # type: ignore[no-untyped-call]
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
 
 def draw_quality(everything: Histogram, kept: Histogram) -> Figure:
@@ -115,10 +118,11 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], marks: Mapping[str, Mappi
         panels: curves by the name of the quantity.
         marks: levels to compare with, `mask`, `random` and `top quality`, by the name of the quantity.
     """
-    num_columns = min(2, len(panels))
+    num_columns = min(3, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    figure = Figure(figsize=(4.6 * num_columns, 2.6 * num_rows))
+    figure = Figure(figsize=(3.3 * num_columns, 2.5 * num_rows + 0.3))
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    shown: dict[str, Artist] = {}
     colors = {"mask": MASK_COLOR, "random": RANDOM_COLOR, "top quality": TOP_COLOR}
     for axes, (name, curves) in zip(grid.flat, panels.items(), strict=False):
         shades = np.linspace(1.0, 0.35, max(1, len(curves)))
@@ -129,19 +133,23 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], marks: Mapping[str, Mappi
         axes.set_title(name, parse_math=False)
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if any(curve.label for curve in curves) or name in marks:
-            axes.legend(fontsize=7)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
+    if shown:
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
     return figure
 
 
-def draw_heat_map(share_J10: Tensor, size_J: Tensor) -> Figure:
-    """Which share is kept, by cluster and tenth of quality; the clusters of which most is kept on top."""
-    num_clusters = len(size_J)
-    share = share_J10.numpy()
+def draw_heat_map(share_J10: Tensor, count_J10: Tensor) -> Figure:
+    """Which share is kept, and of how many samples, by cluster and tenth of quality."""
+    num_clusters = len(count_J10)
+    share, count = share_J10.numpy(), count_J10.numpy()
+    # a cell of few samples is easily all kept, and would leave the others dark
+    reliable = share[count >= min(_FEW, int(count.max()))]
     figure, axes = _new_figure(8.2, 1.3 + 0.27 * num_clusters)
-    image = axes.imshow(share, aspect="auto", cmap="viridis", vmin=0.0, vmax=max(float(np.nanmax(share)), 1e-9))
+    image = axes.imshow(share, aspect="auto", cmap="viridis", vmin=0.0, vmax=max(float(reliable.max()), 1e-9))
     for row, column in np.ndindex(*share.shape):
         value = share[row, column]
         if np.isfinite(value):
@@ -149,8 +157,8 @@ def draw_heat_map(share_J10: Tensor, size_J: Tensor) -> Figure:
             is_bright = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5
             color = "#000000" if is_bright else "#ffffff"
             axes.text(column, row, f"{value:.0%}", ha="center", va="center", fontsize=7, color=color)
-    axes.set_xticks(range(10), [f"{10 * tenth}–{10 * tenth + 10}" for tenth in range(10)])
-    axes.set_yticks(range(num_clusters), [f"{size:,}" for size in size_J.tolist()])
+    axes.set_xticks(range(10), [f"{10 * tenth} to {10 * tenth + 10}" for tenth in range(10)])
+    axes.set_yticks(range(num_clusters), [f"{size:,}" for size in count.sum(axis=1)])
     axes.set(xlabel="quality, percentile of the block (right is best)", ylabel="cluster, by its number of samples")
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02)

@@ -75,5 +75,5 @@ def histogram(values_N: Tensor, *, num_bins: int, low: float, high: float) -> Hi
     """
     finite_N = values_N[values_N.isfinite()].float().clamp(low, high)
     # in parts: histc counts in float32, which has no whole numbers above 2^24
-    counts = [torch.histc(part, bins=num_bins, min=low, max=high).double() for part in finite_N.split(MAX_COUNT)]
+    counts = [torch.histc(part, bins=num_bins, min=low, max=high).double() for part in torch.split(finite_N, MAX_COUNT)]
     return Histogram(low, high, torch.stack(counts).sum(0).cpu(), values_N.numel() - finite_N.numel())

@@ -5,6 +5,8 @@ Shapes: N samples, K kept samples, C samples of a chunk, D features.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,9 +29,9 @@ def facility_location(mask_N: Tensor, features_ND: Tensor) -> float:
         0.5
     """
     kept_KD = features_ND[mask_N]
-    total = sum(
+    total = math.fsum(
         float((features_CD @ kept_KD.T).amax(dim=1).clamp(min=0.0).double().sum())
-        for features_CD in features_ND.split(_CHUNK_ROWS)
+        for features_CD in torch.split(features_ND, _CHUNK_ROWS)
     )
     return total / len(features_ND)
 
@@ -52,7 +54,7 @@ def pairwise_similarity(mask_N: Tensor, features_ND: Tensor) -> float:
     k = len(kept_KD)
     if k == 1:
         return 0.0
-    total = sum(float((chunk_CD @ kept_KD.T).sum()) for chunk_CD in kept_KD.split(_CHUNK_ROWS))
+    total = math.fsum(float((chunk_CD @ kept_KD.T).sum()) for chunk_CD in torch.split(kept_KD, _CHUNK_ROWS))
     return -(total - float(kept_KD.square().sum())) / (k * (k - 1))
 
 
