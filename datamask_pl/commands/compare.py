@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -119,15 +118,23 @@ def compare(
     sizes = [finished.manifest.blocks[index]["num_samples"] for index in wanted]
     chosen = DEFAULT_COMPETITORS if competitors is None else competitors
     names = check_competitors(chosen, num_samples=min(max(sizes), max_samples))
-    bar = tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask")
-    with bar:
-        compared = [
-            _compare_block(
-                finished, index, names, max_samples=max_samples, cosine=near_duplicate, seed=seed, advance=bar.update
-            )
-            for index in wanted
-        ]
-    _write(finished, compared, near_duplicate=near_duplicate, seed=seed)
+    # begun now, so that a folder that cannot be written to is noticed before the work
+    with atomic_path(folder / COMPARISON_CSV) as csv_path, atomic_path(folder / COMPARISON_JSON) as json_path:
+        with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
+            compared = [
+                _compare_block(
+                    finished,
+                    index,
+                    names,
+                    max_samples=max_samples,
+                    cosine=near_duplicate,
+                    seed=seed,
+                    advance=bar.update,
+                )
+                for index in wanted
+            ]
+        csv_path.write_text(_to_csv(compared), encoding="utf-8")
+        json_path.write_text(_to_json(finished, compared, near_duplicate=near_duplicate, seed=seed), encoding="utf-8")
     for block in compared:
         print(_describe(block))
     print(describe_legend(near_duplicate))
@@ -268,14 +275,16 @@ def _check_options(*, max_samples: int, near_duplicate: float, seed: int) -> Non
         raise ConfigError(f"seed must be at least 0 and below 2^63, got {seed}.")
 
 
-def _write(run: FinishedRun, compared: Sequence[ComparedBlock], *, near_duplicate: float, seed: int) -> None:
-    """Writes both tables; the folder was checked by nobody before, but a write that fails names it."""
+def _to_csv(compared: Sequence[ComparedBlock]) -> str:
     rows = [asdict(row) for block in compared for row in block.rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    _write_text(run.folder / COMPARISON_CSV, text.getvalue())
+    return text.getvalue()
+
+
+def _to_json(run: FinishedRun, compared: Sequence[ComparedBlock], *, near_duplicate: float, seed: int) -> str:
     content = {
         "format": COMPARISON_FORMAT,
         "plan_hash": run.manifest.plan_hash,
@@ -285,12 +294,7 @@ def _write(run: FinishedRun, compared: Sequence[ComparedBlock], *, near_duplicat
         "num_threads": torch.get_num_threads(),
         "blocks": [asdict(block) for block in compared],
     }
-    _write_text(run.folder / COMPARISON_JSON, json.dumps(content, indent=2) + "\n")
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _describe(block: ComparedBlock) -> str:

@@ -85,12 +85,13 @@ def report(
         raise ConfigError(
             f"block must be one that is finished, the first is {min(finished.manifest.blocks)}; got {shown}."
         )
-    tables = _tables(finished, metadata or source, group_column=group_column, length_column=length_column)
-    pictures, curves_text = _pictures(
-        finished, shown, max_samples=max_samples, num_clusters=num_clusters, seed=seed, has_curves=run is not None
-    )
-    text = _render(finished, pictures, tables, shown=shown, max_samples=max_samples, curves_text=curves_text)
+    # begun now, so that a folder that cannot be written to is noticed before the work
     with atomic_path(path) as temporary:
+        tables = _tables(finished, metadata or source, group_column=group_column, length_column=length_column)
+        pictures, curves_text = _pictures(
+            finished, shown, max_samples=max_samples, num_clusters=num_clusters, seed=seed, has_curves=run is not None
+        )
+        text = _render(finished, pictures, tables, shown=shown, max_samples=max_samples, curves_text=curves_text)
         temporary.write_text(text, encoding="utf-8")
     print(f"written {path} ({len(text) / 1e6:.1f} MB), to be opened in any browser")
     if not (folder / COMPARISON_JSON).exists():

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,10 @@ def to_svg(draw: Draw, *, label: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     # several pictures share a page, where an id may stand once; groups are referred to by nothing
-    text = re.sub(r'<g id="[^"]*">', "<g>", text)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
     width = re.search(r'viewBox="0 0 ([\d.]+)', text)
     assert width is not None, "matplotlib writes a viewBox"
-    head = f'<svg role="img" aria-label="{label}" style="width:100%;max-width:{float(width[1]) * 4 / 3:.0f}px" '
+    head = f'<svg role="img" aria-label="{escape(label)}" style="width:100%;max-width:{float(width[1]) * 4 / 3:.0f}px" '
     return re.sub(r"<svg ([^>]*?)>", lambda match: head + _without_size(match[1]) + ">", text, count=1)
 
 
@@ -106,8 +107,10 @@ def draw_probability(counted: Histogram) -> Figure:
     """How decided the mask is: inclusion probabilities before rounding."""
     figure, axes = _new_figure(6.4, 2.9)
     axes.stairs(counted.count_B.numpy(), counted.edges.numpy(), fill=True, color=MASK_COLOR)
-    axes.set(xlabel="inclusion probability", ylabel="samples (logarithmic)", xlim=(0.0, 1.0), yscale="log")
-    axes.set_ylim(bottom=0.8)
+    axes.set(xlabel="inclusion probability", ylabel="samples (logarithmic)", xlim=(0.0, 1.0))
+    # before the scale, which has no place for nothing
+    axes.set_ylim(0.8, 2.0 * max(1.0, float(counted.count_B.max())))
+    axes.set_yscale("log")
     return figure
 
 

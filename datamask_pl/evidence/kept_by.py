@@ -102,7 +102,7 @@ def by_length(pieces: Pieces) -> Lengths | None:
     lengths, keeps = [np.zeros(0)], [np.zeros(0, dtype=bool)]
     is_text, num_null = False, 0
     for values, keep_M in pieces:
-        is_text = pa.types.is_large_string(values.type)
+        is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
         numbers = pc.cast(pc.utf8_length(values) if is_text else values, pa.float64(), safe=False)
         length_M = numbers.to_numpy(zero_copy_only=False)
         is_known_M = np.isfinite(length_M)
@@ -113,7 +113,7 @@ def by_length(pieces: Pieces) -> Lengths | None:
     if not length_N.size:
         return None
     # the longest of each tenth; equal lengths are in one
-    upper = np.unique(np.quantile(length_N, np.arange(1, 11) / 10, method="higher"))
+    upper = np.unique(np.quantile(length_N, np.arange(1, 11) / 10, method="inverted_cdf"))
     tenth_N = np.searchsorted(upper, length_N, side="left")
     tenths = []
     for index in np.unique(tenth_N):
