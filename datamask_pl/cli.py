@@ -17,6 +17,8 @@ COMMANDS = {
     "sample": "write a small real text corpus, made from the documentation of the installed Python",
     "embed": "text parquet to feature parquet",
     "apply": "mask and source shards to filtered shards",
+    "compare": "the mask of a run beside random, top quality, greedy and others",
+    "report": "one HTML file that shows what the mask of a run is worth",
 }
 _GO_ON = {"fit": "; --ckpt_path last goes on with it", "apply": "; the same command goes on with it"}
 FAILURE = 1

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from datamask_pl.atomic import atomic_path
 from datamask_pl.callbacks.checkpoint import LogitsCheckpoint, run_folder
+from datamask_pl.callbacks.figures import RunFigures
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
@@ -160,7 +161,11 @@ class FitCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        """Hands on the resolved configuration and the checkpoint to continue from."""
+        """Hands on the resolved configuration and the checkpoint to continue from, and adds the figures.
+
+        They come last, for they may wait: by then a block's mask and checkpoint are on disk.
+        """
+        self.trainer.callbacks.append(RunFigures())  # type: ignore[attr-defined]
         parser = self._parser(self.subcommand)
         dumped = parser.dump(self.config[self.subcommand], skip_none=False, format="json")
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

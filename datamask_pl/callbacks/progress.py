@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,6 +14,7 @@ from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import BlockSource
 from datamask_pl.distributed import place
+from datamask_pl.evidence.summary import COMPARED, summarize
 from datamask_pl.mask_file import Manifest
 from datamask_pl.storage import AnyPath, redact
 from datamask_pl.strategy import BlockGroupStrategy
@@ -128,32 +128,20 @@ def _export(trainer: Trainer) -> MaskExport | None:
 
 def describe_run(manifest: Manifest) -> str:
     """The closing table: means over the blocks, weighted by their samples."""
-    blocks = list(manifest.blocks.values())
-    if not blocks:
+    if not manifest.blocks:
         return "no block was finished"
-    num_samples = sum(block["num_samples"] for block in blocks)
-    num_selected = sum(block["num_selected"] for block in blocks)
-    num_dropped = sum(block["num_dropped"] for block in blocks)
-    seconds = sum(block["seconds"] for block in blocks)
-    names = list(blocks[0]["mask"]["terms"])
+    run = summarize(manifest.blocks)
+    names = list(run.values["mask"].terms)
     lines = [
         "",
-        f"kept {num_selected:,} of {num_samples:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, "
-        f"{seconds:.1f} s" + (f"; {num_dropped:,} bad rows left out" if num_dropped else ""),
+        f"kept {run.num_selected:,} of {run.num_samples:,} samples in {_count(run.num_blocks, 'block')}, "
+        f"{run.seconds:.1f} s" + (f"; {run.num_dropped:,} bad rows left out" if run.num_dropped else ""),
         _row(["", "f", *names]),
     ]
-    for label, key in (("mask", "mask"), ("random", "random"), ("top quality", "top_quality")):
-        f = _weighted_mean((block[key]["f"], block["num_samples"]) for block in blocks)
-        terms = [
-            _weighted_mean((block[key]["terms"][name], block["num_samples"]) for block in blocks) for name in names
-        ]
-        lines.append(_row([label, f"{f:.6g}", *(f"{value:.6g}" for value in terms)]))
+    for key, label in COMPARED.items():
+        values = run.values[key]
+        lines.append(_row([label, f"{values.f:.6g}", *(f"{values.terms[name]:.6g}" for name in names)]))
     return "\n".join(lines)
-
-
-def _weighted_mean(pairs: Iterable[tuple[float, int]]) -> float:
-    values = list(pairs)
-    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
 
 
 def _row(cells: list[str]) -> str:
