@@ -25,13 +25,14 @@ from datamask_pl.commands.compare import (
     format_row,
 )
 from datamask_pl.commands.finished_run import FinishedRun, find_mask, open_run
-from datamask_pl.data.files import open_parquet, redact
+from datamask_pl.data.files import open_parquet
 from datamask_pl.data.sources import SourceFile, plain, read_sources
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
 from datamask_pl.evidence.kept_by import Lengths, Share, by_group, by_length
 from datamask_pl.evidence.summary import COMPARED, Summary, summarize
 from datamask_pl.mask_file import read_complete
 from datamask_pl.mask_join import find_selection
+from datamask_pl.storage import redact
 
 REPORT_NAME = "report.html"
 MAX_POINTS = 4000
