@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from datamask_pl.distributed import decided_once, place
@@ -58,9 +59,15 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Writes scalars."""
+        """Writes scalars, all of a step as one event: each one wakes the thread that writes, and waits for it."""
         self._has_begun = True
-        super().log_metrics(dict(metrics), step)
+        writer = self.experiment.file_writer
+        if writer is None:  # closed by `finalize`: a scalar opens it again
+            super().log_metrics(dict(metrics), step)
+            return
+        writer.add_summary(
+            Summary(value=[Summary.Value(tag=name, simple_value=x) for name, x in metrics.items()]), step
+        )
 
     @rank_zero_only
     def save(self) -> None:
