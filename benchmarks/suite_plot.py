@@ -56,12 +56,11 @@ def _panel(axis: Any, case: str, points: dict[str, list[dict[str, Any]]], floors
             axis.plot(x, y, color=color, marker=r"$\downarrow$" if below else marker, markersize=9 if below else 6)
         if name == "ours":
             for point, x, y in zip(found, seconds, shown, strict=True):
-                axis.annotate(
-                    point["label"], (x, y), xytext=(-5, 6), textcoords="offset points", fontsize=7, ha="right"
-                )
+                axis.annotate(point["label"], (x, y), xytext=(7, -8), textcoords="offset points", fontsize=7)
     if "greedy" in points:
         axis.axhline(points["greedy"][-1]["f"], color=COLORS["greedy"], linewidth=0.8, linestyle=":")
     axis.set_xscale("log")
+    axis.margins(x=0.1)
     axis.set_ylim(low, high)
     axis.set_title(f"{kind.replace('_', ' ')}, quality_weight {float(weight):g}", fontsize=11)
     axis.set_xlabel("seconds")

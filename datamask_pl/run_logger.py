@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from datamask_pl.distributed import decided_once, place
@@ -60,12 +61,17 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Writes scalars."""
+        """Writes scalars, all of a step as one event: each one wakes the thread that writes, and waits for it."""
         if self._has_failed:
             return
         self._has_begun = True
         with self._going_on():
-            super().log_metrics(dict(metrics), step)
+            writer = self.experiment.file_writer
+            if writer is None:  # closed by `finalize`: a scalar opens it again
+                super().log_metrics(dict(metrics), step)
+                return
+            values = [Summary.Value(tag=name, simple_value=number) for name, number in metrics.items()]
+            writer.add_summary(Summary(value=values), step)
 
     @rank_zero_only
     def save(self) -> None:

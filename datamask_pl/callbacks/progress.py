@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+import time
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -20,6 +22,8 @@ from datamask_pl.storage import AnyPath, redact
 from datamask_pl.strategy import BlockGroupStrategy
 
 DEFAULT_ID_COLUMN = "chunk_id"
+# Seconds between two drawings of the bar.
+DRAW_EVERY_S = 0.1
 
 
 class Watched(Protocol):
@@ -29,7 +33,12 @@ class Watched(Protocol):
 
 
 class MaskProgressBar(TQDMProgressBar):
-    """A bar a block, with the objective, its terms, and the share of the mask that still moves."""
+    """A bar a block, with the objective, its terms, and the share of the mask that still moves.
+
+    It is drawn ten times a second at most: drawing takes longer than a small step.
+    """
+
+    _drawn_s = -math.inf
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
@@ -50,6 +59,21 @@ class MaskProgressBar(TQDMProgressBar):
         super().setup(trainer, pl_module, stage)
         if place().group > 0:
             self.disable()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,
+    ) -> None:
+        """Draws the bar, unless it has just been drawn and is not full."""
+        now = time.monotonic()
+        if now - self._drawn_s < DRAW_EVERY_S and batch_idx + 1 < self.total_train_batches:
+            return
+        self._drawn_s = now
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:  # noqa: ANN401
         """Names the block."""
