@@ -36,8 +36,12 @@ from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# num_steps, max_lr, min_lr where they are left out: of multilinear, of masks drawn, and of those with a control variate
-EXACT_SCHEDULE, ROLLOUT_SCHEDULE, CONTROLLED_SCHEDULE = (20, 2.0, 0.2), (1000, 10.0, 1.0), (300, 2.0, 0.2)
+# num_steps, max_lr, min_lr where they are left out
+DEFAULT_SCHEDULE = {
+    "multilinear": (20, 2.0, 0.2),
+    "rollouts": (1000, 10.0, 1.0),
+    "rollouts with control variate": (300, 2.0, 0.2),
+}
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
@@ -103,9 +107,8 @@ class MaskLearner(LightningModule):
         check_choice("init", init, get_args(Initialization))
         self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         is_controlled = control_variate and self.objective.has_expectation
-        defaults = CONTROLLED_SCHEDULE if is_controlled else ROLLOUT_SCHEDULE
-        if estimator == "multilinear":
-            defaults = EXACT_SCHEDULE
+        rollouts = "rollouts with control variate" if is_controlled else "rollouts"
+        defaults = DEFAULT_SCHEDULE["multilinear" if estimator == "multilinear" else rollouts]
         self.select_ratio = select_ratio
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
