@@ -108,9 +108,14 @@ def unscaled(gradient_N: Tensor) -> Tensor:
     return gradient_N
 
 
+def unshrunk(estimate_N: Tensor, squared_noise: Tensor) -> Tensor:
+    return torch.ones_like(squared_noise)
+
+
 def variances(block: Block, repeats: int) -> None:
-    """Variance of the gradient, summed over samples, with equal logits and after some steps."""
-    normalized, estimation.normalized = estimation.normalized, unscaled
+    """Variance of the gradient, neither shrunk nor scaled, over all samples, with equal logits and after some steps."""
+    normalized, shrinkage = estimation.normalized, estimation.shrinkage
+    estimation.normalized, estimation.shrinkage = unscaled, unshrunk
     rows_M = torch.randperm(len(block.quality_N), generator=torch.Generator().manual_seed(0))
     rows_M = rows_M[: round(PARTIAL * rows_M.numel())]
     ground, objective = block.part(rows_M), block.objective()
@@ -131,7 +136,7 @@ def variances(block: Block, repeats: int) -> None:
         (plain, _), (controlled, signal) = found[False], found[True]
         cells = [f"{plain / controlled:.1f}", f"{signal / plain:.3f}", f"{signal / controlled:.3f}"]
         row(block.kind, f"{rows_M.numel():,}", num_steps, *cells)
-    estimation.normalized = normalized
+    estimation.normalized, estimation.shrinkage = normalized, shrinkage
 
 
 def gradient(

@@ -64,9 +64,9 @@ class MaskLearner(LightningModule):
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
         control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
-            linear part exactly, leave the rest alone to chance, and divide by the root mean square: unbiased up to that
-            scale, so that the two rollout estimators are one. False for the paper's estimator. Not used by
-            `multilinear`, nor where a term has no expectation.
+            linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
+            mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
+            used by `multilinear`, nor where a term has no expectation.
         num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
         max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
         min_lr: learning rate of its last step, linear between; a tenth of these by default.
