@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
-from datamask_pl.functional import multilinear, plackett_luce
+from datamask_pl.functional import exponential_race, multilinear, plackett_luce
+from datamask_pl.functional.control_variate import linear_gradient_sum
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
     leave_one_out_advantage,
+    normalized,
+    shrinkage,
+    squared_noise_sum,
     weighted_score_sum,
 )
 from datamask_pl.ground_set import GroundSet
@@ -26,7 +30,7 @@ from datamask_pl.joint_objective import JointObjective
 RolloutEstimator = Literal["group_relative", "leave_one_out"]
 
 # A rank takes whole chunks of rollouts: products with the same shapes round the same on any number of ranks.
-ROLLOUTS_OF_CHUNK = 8
+ROLLOUTS_OF_CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def multilinear_update(
     Raises:
         ObjectiveError: If an expectation or its gradient is not finite; on all ranks.
     """
-    p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
+    over_slices = ground.stack_over_slices
+    p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected, over_slices=over_slices)
     expectation, term_values = objective.linearize(p_M, ground, scales, when=f"at {step_name}")
     metrics = {
         "objective/f": expectation.value,
@@ -69,7 +74,8 @@ def multilinear_update(
         if term.weight > 0 and scale > 0:
             metrics[f"objective/{term.name}"] = value
     metrics |= {f"objective/{name}": value for name, value in expectation.diagnostics.items()}
-    return Update(multilinear.ascent_direction(expectation.gradient_N, p_M), metrics)
+    direction_M = multilinear.ascent_direction(expectation.gradient_N, p_M, over_slices=over_slices)
+    return Update(direction_M, metrics)
 
 
 def rollout_update(
@@ -83,8 +89,15 @@ def rollout_update(
     seed_of: Callable[[int], int],
     ranks: RankGroup,
     step_name: str,
+    control_variate: bool,
 ) -> Update:
     """The policy gradient from a group of Plackett-Luce rollouts, which the ranks share. Collective.
+
+    With a control variate, the rewards are left without their linear part sum_i g_i m_i, g the gradient of the
+    objective's expectation at the inclusion probabilities, and that part's own policy gradient is added from
+    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. What is left to chance
+    is shrunk by the noise that is seen in it, which is most of it where g is good. The scale is divided out in the
+    direction, so that both estimators give the same one.
 
     Args:
         logits_M: float (M,).
@@ -96,49 +109,115 @@ def rollout_update(
         seed_of: seed of the rollout of an index in the group.
         ranks: who shares the rollouts.
         step_name: for error messages.
+        control_variate: use one if every term that counts has an expectation.
 
     Raises:
-        ObjectiveError: If a term of any rollout is not finite; on all ranks.
+        ObjectiveError: If a term of any rollout, or an expectation, is not finite; on all ranks.
     """
-    chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
     objective.prepare(ground, num_masks=num_rollouts)
-    draws: dict[int, Tensor] = {}
-    term_values = torch.zeros(len(objective.terms), num_rollouts, dtype=torch.float64, device=logits_M.device)
-    for index in ranks.share(len(chunks)):
-        draws[index] = torch.stack(
-            [_draw(logits_M, ground.num_selected, seed_of(rollout)) for rollout in chunks[index].tolist()]
-        )
-        masks_CM = plackett_luce.masks_of(draws[index], ground.num_samples)
-        term_values[:, chunks[index]] = objective.term_values(masks_CM, ground)
-    ranks.sum_(term_values)
+    slopes_M: Tensor | None = None
+    if control_variate and objective.has_expectation:
+        p_M = exponential_race.inclusion_probabilities(logits_M, ground.num_selected)
+        slopes_M = objective.linearize(p_M, ground, scales, when=f"at {step_name}")[0].gradient_N
+    group = _Group(logits_M, ground, slopes_M, num_rollouts=num_rollouts, seed_of=seed_of, ranks=ranks)
+    values = group.values(objective)
+    term_values, linear_R = values[:-1], values[-1]
     objective.check_finite(term_values, when=f"at {step_name}")
     rewards_R = objective.combine(term_values, scales)
-    advantage = group_relative_advantage if estimator == "group_relative" else leave_one_out_advantage
-    advantages_R = advantage(rewards_R)
-
-    # |score| is at most 1 + K: see `plackett_luce.score`
-    bound = float(advantages_R.abs().sum()) * (1 + ground.num_selected) or 1.0
-    gradient_M = torch.zeros(logits_M.numel(), dtype=torch.float64, device=logits_M.device)
-    for index, draws_CK in draws.items():
-        advantages_C = advantages_R[chunks[index]]
-        gradient_M += weighted_score_sum(plackett_luce.score(logits_M, draws_CK), advantages_C, bound=bound)
-    ranks.sum_(gradient_M).div_(num_rollouts)
+    if slopes_M is None:
+        advantage = group_relative_advantage if estimator == "group_relative" else leave_one_out_advantage
+        advantages_R = advantage(rewards_R)
+        direction_M = group.gradient(advantages_R)[0]
+    else:
+        advantages_R = leave_one_out_advantage(rewards_R - linear_R)
+        rest_M, linear_M, squared_noise = group.gradient(advantages_R)
+        direction_M = normalized(linear_M + shrinkage(rest_M, squared_noise) * rest_M)
 
     best = int(rewards_R.argmax())
-    best_draw_1K = _draw(logits_M, ground.num_selected, seed_of(best))[None]
-    p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
+    undecided_p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
     metrics = {
         "objective/f": rewards_R.mean(),
         "objective/f_best": rewards_R[best],
-        "policy/undecided": multilinear.undecided_share(p_M, ground.num_selected),
+        "policy/undecided": multilinear.undecided_share(undecided_p_M, ground.num_selected),
         "policy/advantage_spread": advantages_R.std(correction=0),
         "policy/reward_spread": rewards_R.std(correction=0),
         "policy/groups_without_spread": torch.tensor(float(not has_spread(rewards_R)), dtype=torch.float64),
     }
     metrics |= {f"objective/{term.name}": term_values[index].mean() for index, term in enumerate(objective.terms)}
-    return Update(gradient_M, metrics, plackett_luce.masks_of(best_draw_1K, ground.num_samples)[0])
+    return Update(direction_M, metrics, group.mask(best))
 
 
-def _draw(logits_M: Tensor, num_selected: int, seed: int) -> Tensor:
-    generator = torch.Generator(logits_M.device).manual_seed(seed)
-    return plackett_luce.draw(logits_M, num_selected, generator=generator)
+class _Group:
+    """The rollouts of a step, in chunks that the ranks share.
+
+    Args:
+        logits_M: float (M,).
+        ground: the M samples.
+        slopes_M: float64 (M,), the linear part of the rewards that is treated apart, or None.
+        num_rollouts: R, over all ranks.
+        seed_of: seed of the rollout of an index in the group.
+        ranks: who shares the chunks.
+    """
+
+    def __init__(
+        self,
+        logits_M: Tensor,
+        ground: GroundSet,
+        slopes_M: Tensor | None,
+        *,
+        num_rollouts: int,
+        seed_of: Callable[[int], int],
+        ranks: RankGroup,
+    ) -> None:
+        self._logits_M, self._ground, self._slopes_M, self._ranks = logits_M, ground, slopes_M, ranks
+        self._num_rollouts, self._seed_of = num_rollouts, seed_of
+        chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
+        self._own = [(chunks[index], self._draw(chunks[index])) for index in ranks.share(len(chunks))]
+
+    def _draw(self, rollouts: Tensor) -> plackett_luce.Draws:
+        device = self._logits_M.device
+        generators = [torch.Generator(device).manual_seed(self._seed_of(rollout)) for rollout in rollouts.tolist()]
+        return plackett_luce.draw_group(self._logits_M, self._ground.num_selected, generators=generators)
+
+    def _masks(self, draws: plackett_luce.Draws) -> Tensor:
+        return plackett_luce.masks_of(draws.draws_RK, self._ground.num_samples)
+
+    def mask(self, rollout: int) -> Tensor:
+        """The mask of one rollout, of any rank: bool (M,)."""
+        return self._masks(self._draw(torch.tensor([rollout])))[0]
+
+    def values(self, objective: JointObjective) -> Tensor:
+        """Terms of every rollout, then their linear parts: float64 (number of terms + 1, R). Collective."""
+        values = torch.zeros(
+            len(objective.terms) + 1, self._num_rollouts, dtype=torch.float64, device=self._logits_M.device
+        )
+        for chunk, draws in self._own:
+            masks_CM = self._masks(draws)
+            values[:-1, chunk] = objective.term_values(masks_CM, self._ground)
+            if self._slopes_M is not None:
+                values[-1, chunk] = masks_CM.double() @ self._slopes_M
+        return self._ranks.sum_(values)
+
+    def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean of advantage * score, mean of the linear part's gradient, squared noise of the first. Collective."""
+        # a score is at most 1 + K, and 0 in sum with at most K above 0: see `plackett_luce.score`
+        k = self._ground.num_selected
+        bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
+        noise_bound = float(advantages_R.square().sum()) * 2 * k * (1 + k) or 1.0
+        # apart until they are whole, for their sums are exact on grids of their own
+        squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
+        sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
+        for chunk, draws in self._own:
+            scores_CM = plackett_luce.score(self._logits_M, draws.draws_RK)
+            squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
+            sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
+            if self._slopes_M is not None:
+                sums[1] += linear_gradient_sum(
+                    self._logits_M,
+                    self._masks(draws),
+                    draws.log_times_R,
+                    self._slopes_M,
+                    num_rollouts=self._num_rollouts,
+                )
+        score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
+        return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2

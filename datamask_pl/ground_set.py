@@ -93,8 +93,7 @@ class GroundSet:
 
     def own_rows(self) -> range:
         """This rank's rows: its slices end to end."""
-        share = self.ranks.share(len(self._edges) - 1)
-        return range(self._edges[share.start], self._edges[share.stop])
+        return self._rows_of_ranks()[self.ranks.rank]
 
     def sum_over_slices(self, part: Callable[[slice], Tensor], *, bound: float) -> Tensor:
         """Sum over all slices of `part(rows)`, the same bits on any number of ranks. Collective.
@@ -114,19 +113,45 @@ class GroundSet:
             total = part(slice(0, 0)).double().zero_()
         return self.ranks.sum_(total)
 
+    def stack_over_slices(self, part: Callable[[slice], Tensor]) -> Tensor:
+        """What `part(rows)` is of every slice, for sums of which no bound is known. Collective.
+
+        Args:
+            part: float of any shape, the same for every slice.
+
+        Returns:
+            float64 (number of slices, ...), the same bits on any number of ranks.
+        """
+        num_slices = len(self._edges) - 1
+        own = [part(rows) for rows in self.own_slices()]
+        shape = own[0].shape if own else part(slice(0, 0)).shape
+        parts = torch.zeros(num_slices, *shape, dtype=torch.float64, device=self.device)
+        for index, values in zip(self.ranks.share(num_slices), own, strict=True):
+            parts[index] = values
+        return self.ranks.sum_(parts)
+
     def map_over_slices(self, part: Callable[[slice], Tensor]) -> Tensor:
         """Puts together one value a row, each computed by one rank. Collective.
 
         Args:
-            part: float (C,) for a slice's rows.
+            part: float (C,) for a slice's rows; in which type values travel between ranks.
 
         Returns:
             float64 (N,).
         """
-        values_N = torch.zeros(self.num_samples, dtype=torch.float64, device=self.device)
+        values_N: Tensor | None = None
         for rows in self.own_slices():
-            values_N[rows] = part(rows).double()
-        return self.ranks.sum_(values_N)
+            values_C = part(rows)
+            if values_N is None:
+                values_N = values_C.new_empty(self.num_samples)
+            values_N[rows] = values_C
+        if values_N is None:  # more ranks than slices: learn the type from no rows
+            values_N = part(slice(0, 0)).new_empty(self.num_samples)
+        return self.ranks.complete_(values_N, self._rows_of_ranks()).double()
+
+    def _rows_of_ranks(self) -> list[range]:
+        shares = self.ranks.shares(len(self._edges) - 1)
+        return [range(self._edges[share.start], self._edges[share.stop]) for share in shares]
 
     def cached(self, key: Hashable, build: Callable[[], T]) -> T:
         """Returns what `build` made when the key was first asked for. Collective if `build` is."""

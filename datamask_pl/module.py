@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamask_pl.block_solution import calibrate, solve
-from datamask_pl.block_state import BlockState
+from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
 from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_step_budget
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
@@ -32,15 +32,14 @@ from datamask_pl.joint_objective import JointObjective, WeightedObjective
 from datamask_pl.metrics import StepMetrics
 from datamask_pl.objectives import Objective
 from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
-from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
 # num_steps, max_lr, min_lr where they are left out
 DEFAULT_SCHEDULE = {
     "multilinear": (20, 2.0, 0.2),
-    "leave_one_out": (1000, 10.0, 1.0),
-    "group_relative": (1000, 10.0, 1.0),
+    "rollouts": (1000, 10.0, 1.0),
+    "rollouts with control variate": (300, 2.0, 0.2),
 }
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
@@ -63,9 +62,13 @@ class MaskLearner(LightningModule):
         estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
-        num_steps: steps a block; 20 for `multilinear`, 1000 otherwise.
-        max_lr: learning rate of a block's first step; 2 for `multilinear`, 10 otherwise.
-        min_lr: learning rate of its last step, linear between; 0.2 for `multilinear`, 1 otherwise.
+        control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
+            linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
+            mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
+            used by `multilinear`, nor where a term has no expectation.
+        num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
+        max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
+        min_lr: learning rate of its last step, linear between; a tenth of these by default.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
@@ -88,6 +91,7 @@ class MaskLearner(LightningModule):
         calibrate: bool = True,
         estimator: Literal["multilinear", "leave_one_out", "group_relative"] = "multilinear",
         num_rollouts: int = 128,
+        control_variate: bool = True,
         num_steps: int | None = None,
         max_lr: float | None = None,
         min_lr: float | None = None,
@@ -100,11 +104,15 @@ class MaskLearner(LightningModule):
         self.automatic_optimization = False
         check_choice("estimator", estimator, get_args(Estimator))
         check_choice("init", init, get_args(Initialization))
-        defaults = DEFAULT_SCHEDULE[estimator]
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        is_controlled = control_variate and self.objective.has_expectation
+        rollouts = "rollouts with control variate" if is_controlled else "rollouts"
+        defaults = DEFAULT_SCHEDULE["multilinear" if estimator == "multilinear" else rollouts]
         self.select_ratio = select_ratio
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
         self.num_rollouts = num_rollouts
+        self.control_variate = control_variate
         self.num_steps = defaults[0] if num_steps is None else num_steps
         self.max_lr = defaults[1] if max_lr is None else max_lr
         self.min_lr = defaults[2] if min_lr is None else min_lr
@@ -120,7 +128,6 @@ class MaskLearner(LightningModule):
         check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
         check(patience is None or patience >= 1, "patience must be at least 1", patience)
         check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         if estimator == "multilinear" and not self.objective.has_expectation:
             names = ", ".join(self.objective.without_expectation())
             raise ConfigError(
@@ -249,22 +256,19 @@ class MaskLearner(LightningModule):
         """Takes over the logits and the state of the block that begins next.
 
         Raises:
-            CheckpointError: If they are of other data or other settings; names what differs, with both values.
+            CheckpointError: If they are of other data or other settings, or damaged; see `read_dump`.
         """
-        saved = checkpoint.get(STATE_KEY)
-        if not isinstance(saved, dict) or saved.get("block") is None:
-            raise CheckpointError(
-                "the checkpoint was not written by datamask_pl; give one of a run's checkpoints folder."
-            )
-        there = {"version": saved.get("version"), "plan_hash": saved.get("plan_hash"), **saved.get("settings", {})}
-        here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
-        if differing := differences(there, here):
-            raise CheckpointError(
-                f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
-                "Give the data and options that it was made with, or another --run_name."
-            )
-        self._restored = {**saved["block"], "logits": checkpoint["state_dict"]["policy.logits"]}
-        self._source.resume_at(saved["block"]["index"], saved["block"]["num_steps"])
+        source = self._source
+        index = source.next_block
+        assert index is not None, "no block is left to restore"
+        self._restored = read_dump(
+            checkpoint,
+            made_with={"version": STATE_VERSION, "plan_hash": source.plan_hash, **self.settings()},
+            index=index,
+            num_samples=source.block_sizes[source.schedule.index(index)],
+            num_terms=len(self.objective.terms),
+        )
+        source.resume_at(index, self._restored["num_steps"])
 
     def check_agreement(self, when: str) -> None:
         """Compares the logits of all ranks. Collective.
@@ -319,8 +323,6 @@ class MaskLearner(LightningModule):
             device=device,
         )
         restored, self._restored = self._restored, None
-        if restored is not None and restored["index"] != block.index:
-            restored = None
         if restored is None:
             self.policy.reset(ground.quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
         else:
@@ -372,6 +374,7 @@ class MaskLearner(LightningModule):
             scales=state.scales,
             estimator=self.estimator,
             num_rollouts=self.num_rollouts,
+            control_variate=self.control_variate,
             seed_of=lambda rollout: derive_seed(seed, block, step, rollout),
             ranks=self.ranks,
             step_name=step_name,
@@ -403,5 +406,6 @@ class MaskLearner(LightningModule):
         settings: dict[str, Any] = {f"model.{name}": getattr(self, name) for name in names}
         if not self.is_whole_block:
             settings["model.num_rollouts"] = self.num_rollouts
+            settings["model.control_variate"] = self.control_variate
         settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
         return {**settings, "data.seed": self._source.seed}

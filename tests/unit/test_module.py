@@ -145,7 +145,7 @@ class TestSteps:
         assert int((learner.policy.logits != 0).sum()) > 10
 
     def test_the_best_rollout_of_a_whole_block_is_never_lost(self):
-        learner = MaskLearner(**ROLLOUTS, max_lr=1e-6, min_lr=0.0, polish=False, diversity="disf", calibrate=False)
+        learner = MaskLearner(**ROLLOUTS, max_lr=0.0, min_lr=0.0, polish=False, diversity="disf", calibrate=False)
         seen = train(learner, partial=1.0)
         best = max(step["objective/f_best"] for step in seen.steps)
         assert seen.results[0].mask.f == pytest.approx(best, rel=1e-6)
@@ -250,15 +250,37 @@ class TestSettings:
         ):
             assert self.settings(**options)[1] != base, options
 
+    def test_a_control_variate_decides_where_masks_are_drawn(self):
+        schedule = {"estimator": "leave_one_out", "num_steps": 9, "max_lr": 1.0, "min_lr": 0.1}
+        assert self.settings(**schedule)[1] != self.settings(**schedule, control_variate=False)[1]
+
+    @pytest.mark.parametrize(
+        ("options", "schedule"),
+        [
+            ({}, (20, 2.0, 0.2)),
+            ({"control_variate": False}, (20, 2.0, 0.2)),
+            ({"estimator": "leave_one_out"}, (300, 2.0, 0.2)),
+            ({"estimator": "group_relative"}, (300, 2.0, 0.2)),
+            ({"estimator": "group_relative", "control_variate": False}, (1000, 10.0, 1.0)),
+            ({"estimator": "leave_one_out", "diversity": EvenRows()}, (1000, 10.0, 1.0)),
+        ],
+    )
+    def test_the_schedule_defaults_by_how_the_gradient_is_found(self, options, schedule):
+        learner = MaskLearner(**options)
+        assert (learner.num_steps, learner.max_lr, learner.min_lr) == schedule
+
     def test_and_nothing_else(self):
         _, base = self.settings()
-        assert self.settings(num_rollouts=7)[1] == base  # multilinear draws none
+        assert self.settings(num_rollouts=7, control_variate=False)[1] == base  # multilinear draws none
         assert self.settings(diversity="facility_location", num_steps=20)[1] == base
 
     def test_a_checkpoint_of_other_settings_or_data_is_refused_with_both_values(self):
         learner, settings = self.settings(select_ratio=0.2)
         plan_hash = learner.trainer.datamodule.plan_hash
-        block = {"index": 0, "num_steps": 3}
+        block = {
+            "index": 0, "scales": torch.ones(2, dtype=torch.float64), "num_steps": 3, "seconds": 1.0,
+            "best_mask": None, "best_reward": 0.0, "num_unchanged": 0, "is_settled": False,
+        }  # fmt: skip
         saved = {"version": 1, "plan_hash": plan_hash, "settings": settings, "block": block}
 
         def restore(**changes):
