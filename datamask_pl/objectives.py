@@ -19,7 +19,7 @@ from torch import Tensor
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
 from datamask_pl.functional.exact_sum import round_to_grid
-from datamask_pl.functional.quality import quality_value
+from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
 
@@ -29,6 +29,8 @@ DiversityName = Literal["facility_location", "pairwise", "disf"]
 MIN_NEIGHBORS, MAX_NEIGHBORS = 16, 512
 # Ground sets up to this many samples keep their squared Gram matrix for DiSF: 64 MiB.
 MAX_GRAM_SAMPLES = 4096
+# From here on, a pass over all features for every mask costs more than finding out in what masks differ.
+MIN_SAMPLES_OF_DIFFERENCES = 65_536
 
 
 @dataclass(frozen=True)
@@ -141,13 +143,16 @@ class PairwiseSimilarity(ClosedFormObjective):
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
-        squared_norms_R = masks_RN.double() @ self._squared_norm(ground)
-        return pairwise.pairwise_value(self._sums(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected)
+        squared_norms_R = weigh_masks(masks_RN, self._squared_norm(ground))
+        return pairwise.pairwise_value(
+            self._mask_sums(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected
+        )
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
         k = ground.num_selected
-        sum_D = self._sums(p_N[None], ground)[0]
+        is_mask = bool(((p_N == 0) | (p_N == 1)).all())
+        sum_D = (self._mask_sums((p_N == 1)[None], ground) if is_mask else self._sums(p_N[None], ground))[0]
         norm_N = self._squared_norm(ground)
         gradient_N = ground.map_over_slices(
             lambda rows: pairwise.pairwise_gradient(
@@ -156,6 +161,38 @@ class PairwiseSimilarity(ClosedFormObjective):
         )
         squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
+
+    @classmethod
+    def _mask_sums(cls, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """Sums of the features that masks keep; a mask close to the one seen last is reached by what differs.
+
+        Either way gives the same bits: features are rounded to a grid on which all sums are exact.
+        """
+        if ground.num_samples < MIN_SAMPLES_OF_DIFFERENCES:
+            return cls._sums(masks_RN, ground)
+        last: list[tuple[Tensor, Tensor]] = ground.cached("last_mask_and_sum", list)
+        max_changed = ground.num_samples // 128
+        if not last or int((masks_RN[0] ^ last[0][0]).sum()) > max_changed:
+            last[:] = [(masks_RN[0].clone(), cls._exact_sums(masks_RN[:1], ground)[0])]
+        last_N, last_D = last[0]
+        changed = [(mask_N ^ last_N).nonzero().squeeze(1) for mask_N in masks_RN]
+        far = [index for index, rows in enumerate(changed) if rows.numel() > max_changed]
+        sums_RD = last_D.repeat(len(masks_RN), 1)
+        for index, rows in enumerate(changed):
+            if rows.numel() <= max_changed:
+                signs_C = masks_RN[index, rows].double() - last_N[rows].double()
+                sums_RD[index] += signs_C @ round_to_grid(ground.features(rows), bound=ground.num_samples)
+        if far:
+            sums_RD[far] = cls._exact_sums(masks_RN[far], ground)
+        last[:] = [(masks_RN[0].clone(), sums_RD[0].clone())]
+        return sums_RD
+
+    @staticmethod
+    def _exact_sums(masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        bound = ground.num_samples
+        return ground.sum_over_slices(
+            lambda rows: masks_RN[:, rows].double() @ round_to_grid(ground.features(rows), bound=bound), bound=bound
+        )
 
     @staticmethod
     def _sums(weights_RN: Tensor, ground: GroundSet) -> Tensor:
