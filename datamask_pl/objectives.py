@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from datamask_pl import feature_sums
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
 from datamask_pl.functional.exact_sum import round_to_grid
@@ -29,8 +30,6 @@ DiversityName = Literal["facility_location", "pairwise", "disf"]
 MIN_NEIGHBORS, MAX_NEIGHBORS = 16, 512
 # Ground sets up to this many samples keep their squared Gram matrix for DiSF: 64 MiB.
 MAX_GRAM_SAMPLES = 4096
-# From here on, a pass over all features for every mask costs more than finding out in what masks differ.
-MIN_SAMPLES_OF_DIFFERENCES = 65_536
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,13 @@ class PairwiseSimilarity(ClosedFormObjective):
         """See `Objective.value`."""
         squared_norms_R = weigh_masks(masks_RN, self._squared_norm(ground))
         return pairwise.pairwise_value(
-            self._mask_sums(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected
+            feature_sums.of_masks(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected
         )
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
         k = ground.num_selected
-        is_mask = bool(((p_N == 0) | (p_N == 1)).all())
-        sum_D = (self._mask_sums((p_N == 1)[None], ground) if is_mask else self._sums(p_N[None], ground))[0]
+        sum_D = feature_sums.of_probabilities(p_N, ground)
         norm_N = self._squared_norm(ground)
         gradient_N = ground.map_over_slices(
             lambda rows: pairwise.pairwise_gradient(
@@ -161,44 +159,6 @@ class PairwiseSimilarity(ClosedFormObjective):
         )
         squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
-
-    @classmethod
-    def _mask_sums(cls, masks_RN: Tensor, ground: GroundSet) -> Tensor:
-        """Sums of the features that masks keep; a mask close to the one seen last is reached by what differs.
-
-        Either way gives the same bits: features are rounded to a grid on which all sums are exact.
-        """
-        if ground.num_samples < MIN_SAMPLES_OF_DIFFERENCES:
-            return cls._sums(masks_RN, ground)
-        last: list[tuple[Tensor, Tensor]] = ground.cached("last_mask_and_sum", list)
-        max_changed = ground.num_samples // 128
-        if not last or int((masks_RN[0] ^ last[0][0]).sum()) > max_changed:
-            last[:] = [(masks_RN[0].clone(), cls._exact_sums(masks_RN[:1], ground)[0])]
-        last_N, last_D = last[0]
-        changed = [(mask_N ^ last_N).nonzero().squeeze(1) for mask_N in masks_RN]
-        far = [index for index, rows in enumerate(changed) if rows.numel() > max_changed]
-        sums_RD = last_D.repeat(len(masks_RN), 1)
-        for index, rows in enumerate(changed):
-            if rows.numel() <= max_changed:
-                signs_C = masks_RN[index, rows].double() - last_N[rows].double()
-                sums_RD[index] += signs_C @ round_to_grid(ground.features(rows), bound=ground.num_samples)
-        if far:
-            sums_RD[far] = cls._exact_sums(masks_RN[far], ground)
-        last[:] = [(masks_RN[0].clone(), sums_RD[0].clone())]
-        return sums_RD
-
-    @staticmethod
-    def _exact_sums(masks_RN: Tensor, ground: GroundSet) -> Tensor:
-        bound = ground.num_samples
-        return ground.sum_over_slices(
-            lambda rows: masks_RN[:, rows].double() @ round_to_grid(ground.features(rows), bound=bound), bound=bound
-        )
-
-    @staticmethod
-    def _sums(weights_RN: Tensor, ground: GroundSet) -> Tensor:
-        return ground.sum_over_slices(
-            lambda rows: pairwise.mask_sums(ground.features(rows), weights_RN[:, rows]), bound=ground.num_samples
-        )
 
     @staticmethod
     def _squared_norm(ground: GroundSet) -> Tensor:
@@ -365,9 +325,7 @@ class FacilityLocation(ClosedFormObjective):
         for index, parts in enumerate(open_rows):
             if not parts:
                 continue
-            kept_KD = ground.features(masks_RN[index])
-            for rows in parts:
-                nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)
+            for nearest_C in self._nearest_kept(parts, masks_RN[index], ground):
                 total_R[index] += round_to_grid(nearest_C, bound=2.0 * n).sum()
         return ground.ranks.sum_(total_R) / n
 
@@ -403,6 +361,17 @@ class FacilityLocation(ClosedFormObjective):
             key,
             lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
         )
+
+    @staticmethod
+    def _nearest_kept(parts: list[Tensor], mask_N: Tensor, ground: GroundSet) -> list[Tensor]:
+        """Similarity to the nearest kept sample, by brute force, of some rows in parts: float (C,) each."""
+        best = [ground.features(rows[:0]).new_zeros(len(rows)) for rows in parts]
+        for kept in mask_N.nonzero().squeeze(1).split(facility_location.LIST_ROWS):
+            kept_KD = ground.features(kept)
+            for best_C, rows in zip(best, parts, strict=True):
+                nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)
+                torch.maximum(best_C, nearest_C, out=best_C)
+        return best
 
     @staticmethod
     def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:

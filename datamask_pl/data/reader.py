@@ -19,6 +19,7 @@ from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import DataFile, Dataset
 from datamask_pl.data.types import Block
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+from datamask_pl.functional.device import give_back_memory
 
 OnBadRow = Literal["error", "drop"]
 
@@ -93,6 +94,8 @@ class BlockReader:
             source_row_N=torch.from_numpy(source_row_N[:stop]),
             num_dropped=bad_rows.num_rows,
         )
+        pa.default_memory_pool().release_unused()
+        give_back_memory()
         return block, bad_rows
 
     def check(self, plan: BlockPlan, index: int) -> BadRows:

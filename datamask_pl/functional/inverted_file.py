@@ -111,10 +111,7 @@ def invert(
     """
     num_samples, num_clusters = label_N.numel(), centers_CD.shape[0]
     edges = [0, *torch.bincount(label_N, minlength=num_clusters).cumsum(0).tolist()]
-    nearness_CC = centers_CD @ centers_CD.T
-    nearness_CC.fill_diagonal_(torch.inf)
-    by_nearness_CC = nearness_CC.argsort(dim=1, descending=True, stable=True)
-    place_CC = by_nearness_CC.argsort(dim=1)
+    by_nearness_CC = _by_nearness(centers_CD)
     queries_Q = torch.randperm(num_samples, generator=torch.Generator().manual_seed(SEED + 1))
     queries_Q = queries_Q[: NUM_CHOOSERS + NUM_JUDGES].to(label_N.device)
     panels = cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, label_N.device))
@@ -125,15 +122,26 @@ def invert(
             for rows_Q in queries_Q.split(QUERY_ROWS)
         ]
         neighbor_QT = torch.cat([wait()[1] for wait in parts])
-    place_QT = place_CC[label_N[queries_Q, None], label_N[neighbor_QT]]
+    place_QT = by_nearness_CC[label_N[queries_Q]].argsort(dim=1).gather(1, label_N[neighbor_QT])
     num_looked_at = _num_needed(place_QT[:NUM_CHOOSERS], num_clusters, wanted_recall)
     judges_QT = place_QT[NUM_CHOOSERS:] if len(place_QT) > NUM_CHOOSERS else place_QT
     return InvertedFile(
         order_N=label_N.argsort(stable=True),
         clusters=[slice(*pair) for pair in itertools.pairwise(edges)],
-        looked_at_CM=by_nearness_CC[:, :num_looked_at].int(),
+        looked_at_CM=by_nearness_CC[:, :num_looked_at].clone(),
         recall=float((judges_QT < num_looked_at).double().mean()),
     )
+
+
+def _by_nearness(centers_CD: Tensor) -> Tensor:
+    """For each cluster all clusters, nearest first, itself first: int32 (C, C)."""
+    num_clusters = len(centers_CD)
+    by_nearness_CC = torch.empty(num_clusters, num_clusters, dtype=torch.int32, device=centers_CD.device)
+    for rows in torch.arange(num_clusters, device=centers_CD.device).split(QUERY_ROWS):
+        nearness_PC = centers_CD[rows] @ centers_CD.T
+        nearness_PC.scatter_(1, rows[:, None], torch.inf)
+        by_nearness_CC[rows] = nearness_PC.argsort(dim=1, descending=True, stable=True).int()
+    return by_nearness_CC
 
 
 def _num_needed(place_QT: Tensor, num_clusters: int, wanted_recall: float) -> int:

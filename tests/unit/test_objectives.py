@@ -6,7 +6,7 @@ import torch
 from pretended_ranks import on_ranks
 from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
 
-from datamask_pl import neighbor_table
+from datamask_pl import feature_sums, neighbor_table
 from datamask_pl import objectives as objectives_module
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import facility_location as facility_location_functions
@@ -52,7 +52,8 @@ def test_values_are_those_of_the_oracles(kind, num_selected, num_slice_rows):
 
 
 def test_pairwise_sums_reached_by_differences_have_the_bits_of_a_pass_over_all_rows(monkeypatch):
-    monkeypatch.setattr(objectives_module, "MIN_SAMPLES_OF_DIFFERENCES", 1)
+    monkeypatch.setattr(feature_sums, "MIN_SAMPLES_OF_DIFFERENCES", 1)
+    monkeypatch.setattr(feature_sums, "SAMPLES_PER_CHANGE", 20)
     features_ND = unit_rows(600, 5, 0)
     masks_RN = torch.tensor(random_masks(3, 600, 60, 0))
     swapped_RN = masks_RN.clone()
@@ -60,12 +61,8 @@ def test_pairwise_sums_reached_by_differences_have_the_bits_of_a_pass_over_all_r
         mask_N[mask_N.nonzero()[:2, 0]], mask_N[(~mask_N).nonzero()[-2:, 0]] = False, True
     trials_RN = torch.stack([masks_RN[0], swapped_RN[0], masks_RN[1], masks_RN[0], swapped_RN[2], masks_RN[2]])
     term, ground = PairwiseSimilarity(), ground_set(features_ND, 60, num_slice_rows=70)
-    passes = []
-    monkeypatch.setattr(
-        PairwiseSimilarity,
-        "_exact_sums",
-        staticmethod(lambda rows, of, sums=PairwiseSimilarity._exact_sums: passes.append(len(rows)) or sums(rows, of)),
-    )
+    passes, exact = [], feature_sums._exact
+    monkeypatch.setattr(feature_sums, "_exact", lambda masks, of: passes.append(len(masks)) or exact(masks, of))
     together_R = term.value(trials_RN, ground)
     assert passes == [1, 3]
     alone_R = torch.cat([term.value(mask_N[None], ground_set(features_ND, 60)) for mask_N in trials_RN])
