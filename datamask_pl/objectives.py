@@ -366,7 +366,7 @@ class FacilityLocation(ClosedFormObjective):
     def _nearest_kept(parts: list[Tensor], mask_N: Tensor, ground: GroundSet) -> list[Tensor]:
         """Similarity to the nearest kept sample, by brute force, of some rows in parts: float (C,) each."""
         best = [ground.features(rows[:0]).new_zeros(len(rows)) for rows in parts]
-        for kept in mask_N.nonzero().squeeze(1).split(facility_location.LIST_ROWS):
+        for kept in torch.split(mask_N.nonzero().squeeze(1), facility_location.LIST_ROWS):
             kept_KD = ground.features(kept)
             for best_C, rows in zip(best, parts, strict=True):
                 nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)

@@ -119,7 +119,7 @@ def invert(
     with one_thread_each(label_N.device) as start:
         parts = [
             start(_lists_among, features, seeds, rows_Q, panels, num_neighbors)
-            for rows_Q in queries_Q.split(QUERY_ROWS)
+            for rows_Q in torch.split(queries_Q, QUERY_ROWS)
         ]
         neighbor_QT = torch.cat([wait()[1] for wait in parts])
     place_QT = by_nearness_CC[label_N[queries_Q]].argsort(dim=1).gather(1, label_N[neighbor_QT])
@@ -137,7 +137,7 @@ def _by_nearness(centers_CD: Tensor) -> Tensor:
     """For each cluster all clusters, nearest first, itself first: int32 (C, C)."""
     num_clusters = len(centers_CD)
     by_nearness_CC = torch.empty(num_clusters, num_clusters, dtype=torch.int32, device=centers_CD.device)
-    for rows in torch.arange(num_clusters, device=centers_CD.device).split(QUERY_ROWS):
+    for rows in torch.split(torch.arange(num_clusters, device=centers_CD.device), QUERY_ROWS):
         nearness_PC = centers_CD[rows] @ centers_CD.T
         nearness_PC.scatter_(1, rows[:, None], torch.inf)
         by_nearness_CC[rows] = nearness_PC.argsort(dim=1, descending=True, stable=True).int()
