@@ -26,7 +26,7 @@ MAX_EXACT_SAMPLES = 200_000
 # Lists that know fewer of the neighbours are warned of.
 LOW_RECALL = 0.9
 # Freed memory of the search is given back after so many panels, while the table fills.
-PANELS_PER_TRIM = 64
+PANELS_PER_TRIM = 16
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from datamask_pl.functional.neighbors import (
     search_all,
 )
 
-# Samples of a cluster, on average: enough rows for a fast product.
+# Samples of a cluster, on average, and queries at a time: enough rows for a fast product. Of a bunch of samples most
+# are above the bounds of each other, which makes the entries of more queries a matter of memory.
 CLUSTER_ROWS = 512
 SAMPLES_PER_CLUSTER = 48
 NUM_ITERATIONS = 6
@@ -196,7 +197,7 @@ def search(
         waiting: deque[Callable[[], tuple[slice, Tensor, Tensor]]] = deque()
         for cluster, members in enumerate(inverted.clusters):
             if own.start <= members.start < members.stop <= own.stop:
-                for panel in cut([members], rows_at_once(PANEL_ROWS, device)):
+                for panel in cut([members], rows_at_once(CLUSTER_ROWS, device)):
                     waiting.append(start(lists_of, panel, cluster))
                     # finished lists do not pile up
                     if len(waiting) > 2 * torch.get_num_threads():

@@ -188,6 +188,6 @@ def test_a_step_that_draws_masks_moves_as_many_numbers_as_its_part_has_samples_h
         enable_model_summary=False, max_epochs=1, log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(learner, datamodule=data)
-    # two terms of 12 rewards, then the gradient of 40 logits
-    assert steps.moved == [[24, 40]] * 3
+    # two terms and the linear part of 12 rewards, then two parts of the gradient of 40 logits, and the noise of one
+    assert steps.moved == [[36, 80, 1]] * 3
     assert torch.isfinite(learner.policy.logits).all()
