@@ -11,19 +11,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
-from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import round_to_grid
-from datamask_pl.functional.neighbors import nearest_neighbors
 from datamask_pl.functional.quality import quality_value
 from datamask_pl.ground_set import GroundSet
+from datamask_pl.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
 
 DiversityName = Literal["facility_location", "pairwise", "disf"]
 
@@ -274,98 +272,100 @@ class DiSF(ClosedFormObjective):
 class FacilityLocation(ClosedFormObjective):
     """Mean over all samples of the block of the similarity to the most similar kept one.
 
-    `value` is exact. `expectation` walks the lists of the nearest neighbours; what lies behind their end is left out,
-    and bounded in the log as `truncation_bound`.
+    `expectation` walks the lists of the nearest neighbours; what lies behind their end is left out, and bounded in the
+    log as `truncation_bound`. `value` looks behind their end by brute force, and is exact where the lists are. Where
+    they are approximate, a missed neighbour may have been the nearest kept one: `value` is then a lower bound, of every
+    mask by the same lists, and `recall` is logged.
 
     Args:
         num_neighbors: length of each sample's list, itself included; by default 6 / select_ratio, from 16 to 512, so
             that with random inclusion a list without a kept sample is rarer than 1 in 400.
+        neighbors: how the lists are found. `exact`: all pairs. `approximate`: among the samples of near clusters.
+            `auto`: exact for up to 200,000 samples.
+        recall: share of the true neighbours that an approximate search is to find, in (0, 1].
+
+    Raises:
+        ConfigError: If an option is out of range.
     """
 
-    def __init__(self, *, num_neighbors: int | None = None) -> None:
+    def __init__(
+        self, *, num_neighbors: int | None = None, neighbors: NeighborSearch = "auto", recall: float = 0.95
+    ) -> None:
         if num_neighbors is not None and num_neighbors < 1:
             raise ConfigError(f"num_neighbors must be at least 1, got {num_neighbors}.")
+        if neighbors not in get_args(NeighborSearch):
+            raise ConfigError(f"neighbors must be one of {', '.join(get_args(NeighborSearch))}, got {neighbors!r}.")
+        if not 0.0 < recall <= 1.0:
+            raise ConfigError(f"recall must be above 0 and at most 1, got {recall}.")
         self.num_neighbors = num_neighbors
+        self.neighbors = neighbors
+        self.recall = recall
 
     def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
         """See `Objective.prepare`. Collective over `ground.ranks` and `ground.helpers`."""
-        # building the lists is N^2 D products, brute force R K N D
-        if num_masks * ground.num_selected >= ground.num_samples:
-            self._neighbors(ground)
+        # exact lists are N^2 D products, brute force R K N D; approximate lists are found where they are asked for, so
+        # that all masks are judged by them
+        is_cheaper = num_masks * ground.num_selected >= ground.num_samples
+        if is_cheaper or is_approximate(self.neighbors, ground.num_samples):
+            self._table(ground)
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
         self.prepare(ground, num_masks=masks_RN.shape[0])
         if not ground.is_cached(self._key(ground)):
             return torch.stack([self._brute_force(mask_N, ground) for mask_N in masks_RN])
-        similarity_TV, neighbor_TV = self._neighbors(ground)
-        nearest_VR, is_open_VR = facility_location.nearest_kept_similarity(
-            similarity_TV, neighbor_TV, masks_RN.T.contiguous()
-        )
-        for index in is_open_VR.any(0).nonzero().squeeze(1).tolist():
+        table, n = self._table(ground), ground.num_samples
+        masks_NR = masks_RN.T.contiguous()
+        total_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=ground.device)
+        open_rows: list[list[Tensor]] = [[] for _ in masks_RN]
+        for chunk in table.chunks:
+            nearest_CR, is_open_CR = facility_location.nearest_kept_similarity(
+                table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], masks_NR
+            )
+            total_R += round_to_grid(nearest_CR, bound=2.0 * n).sum(0)
+            for index in is_open_CR.any(0).nonzero().squeeze(1).tolist():
+                open_rows[index].append(table.rows_V[chunk][is_open_CR[:, index]])
+        for index, parts in enumerate(open_rows):
+            if not parts:
+                continue
             kept_KD = ground.features(masks_RN[index])
-            for chunk in self._chunks(ground):
-                open_V = is_open_VR[chunk, index].nonzero().squeeze(1) + chunk.start
-                nearest_VR[open_V, index] = facility_location.highest_similarity(
-                    ground.features(open_V + ground.own_rows().start), kept_KD
-                )
-        total_R = round_to_grid(nearest_VR, bound=2.0 * ground.num_samples).sum(0)
-        return ground.ranks.sum_(total_R) / ground.num_samples
+            for rows in parts:
+                nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)
+                total_R[index] += round_to_grid(nearest_C, bound=2.0 * n).sum()
+        return ground.ranks.sum_(total_R) / n
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
-        n = ground.num_samples
-        similarity_TV, neighbor_TV = self._neighbors(ground)
-        p_table_N = p_N.to(similarity_TV.dtype)
+        n, table = ground.num_samples, self._table(ground)
+        num_neighbors = table.neighbor_TV.shape[0]
+        p_table_N = p_N.to(torch.float64 if table.similarity_TV.dtype == torch.float64 else torch.float32)
         # one row of sums: the gradient, then the value and the bound on the truncation
         totals = torch.zeros(n + 2, dtype=torch.float64, device=ground.device)
-        for chunk in self._chunks(ground):
-            neighbors = neighbor_TV[:, chunk].reshape(-1)
-            p_TC = p_table_N.index_select(0, neighbors).view(neighbor_TV.shape[0], -1)
-            coverage = facility_location.expected_coverage(similarity_TV[:, chunk].contiguous(), p_TC)
+        for chunk in table.chunks:
+            neighbors = table.neighbor_TV[:, chunk].reshape(-1)
+            p_TC = p_table_N.index_select(0, neighbors).view(num_neighbors, -1)
+            coverage = facility_location.expected_coverage(table.similarity_TV[:, chunk].to(p_TC.dtype), p_TC)
             totals.index_add_(0, neighbors, round_to_grid(coverage.gain_TV, bound=2.0 * n).view(-1))
             totals[n] += round_to_grid(coverage.value_V, bound=2.0 * n).sum()
             totals[n + 1] += round_to_grid(coverage.left_out_V, bound=2.0 * n).sum()
         ground.ranks.sum_(totals).div_(n)
-        return Expectation(totals[n], totals[:n], {"truncation_bound": totals[n + 1]})
+        diagnostics = {"truncation_bound": totals[n + 1]}
+        if is_approximate(self.neighbors, n):
+            diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64, device=ground.device)
+        return Expectation(totals[n], totals[:n], diagnostics)
 
-    def _key(self, ground: GroundSet) -> tuple[str, int]:
+    def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
         wanted = self.num_neighbors or min(
             MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.num_selected))
         )
-        return "neighbors", min(wanted, ground.num_samples)
+        return "neighbors", min(wanted, ground.num_samples), self.neighbors, self.recall
 
-    def _neighbors(self, ground: GroundSet) -> tuple[Tensor, Tensor]:
+    def _table(self, ground: GroundSet) -> NeighborTable:
         key = self._key(ground)
-
-        def lists_of(ranks: RankGroup) -> tuple[Tensor, Tensor]:
-            own = [range(rows.start, rows.stop) for rows in ground.slices_of(ranks)] or [range(0)]
-            # slice by slice: the last bit of a product can depend on how many rows are multiplied together
-            lists = [nearest_neighbors(ground.features, ground.num_samples, rows, num_neighbors=key[1]) for rows in own]
-            return torch.cat([s_TC for s_TC, _ in lists], dim=1), torch.cat([i_TC for _, i_TC in lists], dim=1)
-
-        def build() -> tuple[Tensor, Tensor]:
-            if ground.helpers.size == 1:
-                return lists_of(ground.ranks)
-            own = list(ground.slices_of(ground.helpers))
-            whole = []
-            for own_TV in lists_of(ground.helpers):
-                whole_TN = own_TV.new_zeros(key[1], ground.num_samples)
-                if own:
-                    whole_TN[:, own[0].start : own[-1].stop] = own_TV
-                whole.append(ground.helpers.sum_(whole_TN))
-            return whole[0], whole[1]
-
-        return ground.cached(key, build)
-
-    @staticmethod
-    def _chunks(ground: GroundSet) -> Iterator[slice]:
-        """This rank's lists in chunks whose edges do not depend on the number of ranks."""
-        first = ground.own_rows().start
-        num_rows = rows_at_once(facility_location.LIST_ROWS, ground.device)
-        for rows in ground.own_slices():
-            for start in range(rows.start, rows.stop, num_rows):
-                yield slice(start - first, min(start + num_rows, rows.stop) - first)
+        return ground.cached(
+            key,
+            lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
+        )
 
     @staticmethod
     def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:

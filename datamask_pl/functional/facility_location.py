@@ -61,9 +61,11 @@ def expected_coverage(similarity_TV: Tensor, p_TV: Tensor) -> ExpectedCoverage:
     covered_TV = p_TV * similarity_TV
     gain_TV = torch.empty_like(similarity_TV)
     from_here_V = torch.zeros_like(similarity_TV[0])
-    for t in range(similarity_TV.shape[0] - 1, -1, -1):
-        torch.sub(similarity_TV[t], from_here_V, out=gain_TV[t])
-        from_here_V = torch.addcmul(covered_TV[t], left_TV[t], from_here_V)
+    # unbound once: taking a row costs as much as computing with it
+    lists = [matrix.unbind(0)[::-1] for matrix in (similarity_TV, gain_TV, covered_TV, left_TV)]
+    for similarity_V, gain_V, covered_V, left_V in zip(*lists, strict=True):
+        torch.sub(similarity_V, from_here_V, out=gain_V)
+        from_here_V = torch.addcmul(covered_V, left_V, from_here_V)
     gain_TV *= none_before_TV
     left_out_V = similarity_TV[-1] * none_before_TV[-1] * left_TV[-1]
     return ExpectedCoverage(from_here_V, gain_TV, left_out_V)
@@ -73,16 +75,17 @@ def nearest_kept_similarity(similarity_TV: Tensor, neighbor_TV: Tensor, masks_NR
     """Similarity of each sample to its nearest kept neighbour, as far as the lists reach.
 
     Args:
-        similarity_TV: float32 (T, V), not increasing along T.
+        similarity_TV: float (T, V), not increasing along T.
         neighbor_TV: int32 (T, V), rows of the neighbours.
         masks_NR: bool (N, R), masks as columns, so that one look-up serves all masks.
 
     Returns:
-        nearest_VR: float32 (V, R), 0 where no neighbour in the list is kept.
+        nearest_VR: (V, R), float32 or the wider type of the similarities, 0 where no neighbour in the list is kept.
         is_open_VR: bool (V, R), True where no neighbour in the list is kept.
     """
     num_samples, num_masks = neighbor_TV.shape[1], masks_NR.shape[1]
-    nearest_VR = similarity_TV.new_zeros(num_samples, num_masks)
+    dtype = torch.promote_types(similarity_TV.dtype, torch.float32)
+    nearest_VR = similarity_TV.new_zeros(num_samples, num_masks, dtype=dtype)
     is_open_VR = torch.ones(num_samples, num_masks, dtype=torch.bool, device=masks_NR.device)
     rows = torch.arange(num_samples, device=masks_NR.device)
     walked_VR, open_VR = nearest_VR.clone(), is_open_VR.clone()
@@ -94,7 +97,7 @@ def nearest_kept_similarity(similarity_TV: Tensor, neighbor_TV: Tensor, masks_NR
             if rows.numel() == 0:
                 break
         is_first_VR = masks_NR.index_select(0, neighbor_TV[t, rows]).logical_and_(open_VR)
-        walked_VR.addcmul_(is_first_VR.to(walked_VR.dtype), similarity_TV[t, rows, None])
+        walked_VR.addcmul_(is_first_VR.to(dtype), similarity_TV[t, rows, None].to(dtype))
         open_VR.logical_xor_(is_first_VR)
     nearest_VR[rows], is_open_VR[rows] = walked_VR, open_VR
     return nearest_VR, is_open_VR

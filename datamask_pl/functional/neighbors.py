@@ -1,82 +1,305 @@
 """The nearest neighbours of every sample by cosine, exact, without an N x N matrix.
 
-Shapes: N samples, V samples whose neighbours are wanted, C samples of a chunk, T neighbours, D features.
+Every pair's similarity is computed once and offered to the lists of both samples. A bound, estimated for each sample
+from a few others, lets through little more than its neighbours; a sample for which it proves too high is searched
+again without one. The lists do not depend on the bounds.
+
+Shapes: N samples, V samples whose neighbours are wanted, P samples of a panel, S samples that give the bounds,
+E entries, W width of a list that is being filled, T neighbours, D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import rows_at_once
+from datamask_pl.functional.device import (
+    Start,
+    kth_largest,
+    one_thread_each,
+    positions_from,
+    rows_at_once,
+    stable_order,
+)
+from datamask_pl.functional.ranked import EMPTY_KEY, index_of, largest_keys, make_keys, similarity_of
 
-# Rows whose similarities to all others are held at once: 4096 x 8192 float32 is 128 MiB.
-QUERY_ROWS = 4096
-KEY_ROWS = 8192
+Rows = slice | Tensor
+Features = Callable[[Rows], Tensor]
+Lists = tuple[Tensor, Tensor]
+
+# A tile of 2048 x 2048 float32 products is 16 MiB, which a CPU's last cache holds while it is searched.
+PANEL_ROWS = 2048
+# The bounds cost 2 / this of all products, of few samples more, of many less.
+SAMPLES_PER_SEED = 64
+MIN_SEEDS, MAX_SEEDS = 512, 2048
+# Up to this many samples are searched without bounds.
+MAX_UNBOUNDED = 2048
 
 
-def nearest_neighbors(
-    features: Callable[[slice], Tensor], num_samples: int, query_rows: range, *, num_neighbors: int
-) -> tuple[Tensor, Tensor]:
+def nearest_neighbors(features: Features, slices: Sequence[slice], own_rows: range, *, num_neighbors: int) -> Lists:
     """Finds the most similar samples of each queried sample, itself included, most similar first.
 
-    2 V N D flops in blocked matrix products with a running best list; memory is the table and one block of products.
+    Samples of equal similarity come in row order. N^2 D flops for all samples, 2 V N D - V^2 D for V of them, and a few
+    per cent for the bounds. Memory is the table, lists of two to three times its size, and a tile of products a thread.
+    Products have shapes that depend on `slices` alone, and one thread each: a sample's list has the same bits whoever
+    else's are wanted, and on any number of threads.
 
     Args:
-        features: returns float32 (C, D) unit rows of a slice of samples.
-        num_samples: N.
-        query_rows: contiguous rows whose neighbours are wanted.
-        num_neighbors: T, at most N.
+        features: returns unit rows of a slice of samples, or of some samples: float32 or float64 (C, D).
+        slices: all samples, cut into contiguous parts.
+        own_rows: rows whose neighbours are wanted: whole slices, contiguous.
+        num_neighbors: T, in [1, N].
 
     Returns:
-        similarity_TV: float32 (T, V), max(0, cosine), not increasing along T.
+        similarity_TV: (T, V) of the features' type, max(0, cosine), not increasing along T.
         neighbor_TV: int32 (T, V), rows of the neighbours.
 
     Example:
         >>> x = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
-        >>> similarity_TV, neighbor_TV = nearest_neighbors(lambda rows: x[rows], 3, range(3), num_neighbors=2)
+        >>> _, neighbor_TV = nearest_neighbors(lambda rows: x[rows], [slice(0, 3)], range(3), num_neighbors=2)
         >>> neighbor_TV[0].tolist(), neighbor_TV[1, 0].item()
         ([0, 1, 2], 1)
     """
-    num_rows = rows_at_once(QUERY_ROWS, features(slice(0, 0)).device)
-    chunks = [
-        _neighbors_of_chunk(features, num_samples, slice(start, min(start + num_rows, query_rows.stop)), num_neighbors)
-        for start in range(query_rows.start, query_rows.stop, num_rows)
-    ]
-    if not chunks:
-        empty = features(slice(0, 0))
-        return empty.new_empty(num_neighbors, 0), torch.empty(num_neighbors, 0, dtype=torch.int32, device=empty.device)
-    similarity_TV = torch.cat([similarity_CT for similarity_CT, _ in chunks]).T.contiguous()
-    neighbor_TV = torch.cat([neighbor_CT for _, neighbor_CT in chunks]).T.contiguous()
+    empty = features(slice(0, 0))
+    similarity_TV = empty.new_empty(num_neighbors, len(own_rows))
+    neighbor_TV = torch.empty(num_neighbors, len(own_rows), dtype=torch.int32, device=empty.device)
+    panels = cut(slices, rows_at_once(PANEL_ROWS, empty.device))
+    own = [index for index, panel in enumerate(panels) if own_rows.start <= panel.start < own_rows.stop]
+    search = _Search(features, panels, num_neighbors)
+    with one_thread_each(empty.device) as start:
+        for index, lists in search.run(own, start):
+            rows = slice(panels[index].start - own_rows.start, panels[index].stop - own_rows.start)
+            similarity_TV[:, rows], neighbor_TV[:, rows] = (of_panel.T for of_panel in lists)
     return similarity_TV, neighbor_TV
 
 
-def _neighbors_of_chunk(
-    features: Callable[[slice], Tensor], num_samples: int, rows: slice, num_neighbors: int
-) -> tuple[Tensor, Tensor]:
-    queries_CD = features(rows)
-    own_C1 = torch.arange(rows.start, rows.stop, device=queries_CD.device)[:, None]
-    best_CT = queries_CD.new_empty(queries_CD.shape[0], 0)
-    index_CT = own_C1.new_empty(queries_CD.shape[0], 0)
-    num_keys = rows_at_once(KEY_ROWS, queries_CD.device)
-    for start in range(0, num_samples, num_keys):
-        keys = slice(start, min(start + num_keys, num_samples))
-        similarity_CC = queries_CD @ features(keys).T
-        if rows.start < keys.stop and keys.start < rows.stop:
-            # A sample is first among its own neighbours, also where a copy of it rounds to a higher product.
-            own = slice(max(rows.start, keys.start), min(rows.stop, keys.stop))
-            own_rows = torch.arange(own.start, own.stop, device=queries_CD.device)
-            similarity_CC[own_rows - rows.start, own_rows - keys.start] = torch.inf
-        top_CT = similarity_CC.topk(min(num_neighbors, keys.stop - keys.start), dim=1)
-        best_CT = torch.cat([best_CT, top_CT.values], dim=1)
-        index_CT = torch.cat([index_CT, top_CT.indices + start], dim=1)
-        if best_CT.shape[1] > num_neighbors:
-            kept_CT = best_CT.topk(num_neighbors, dim=1)
-            best_CT, index_CT = kept_CT.values, index_CT.gather(1, kept_CT.indices)
-    best_CT, order_CT = best_CT.sort(dim=1, descending=True, stable=True)
-    best_CT[:, 0] = queries_CD.square().sum(1)
+class _Search:
+    """The search of all panels, task by task."""
+
+    def __init__(self, features: Features, panels: Sequence[slice], num_neighbors: int) -> None:
+        self.features = features
+        self.panels = panels
+        self.num_neighbors = num_neighbors
+        self.lists: dict[int, GrowingLists] = {}
+
+    def run(self, own: Sequence[int], start: Start) -> Iterator[tuple[int, Lists]]:
+        """Yields the finished lists of the panels `own`, in order."""
+        if not own:
+            return
+        num_samples = self.panels[-1].stop
+        if num_samples <= max(MAX_UNBOUNDED, 4 * self.num_neighbors):
+            for index, task in [(index, start(self._complete, index)) for index in own]:
+                yield index, task()
+            return
+        seeds = Seeds.choose(self.features, num_samples, self.num_neighbors)
+        made = [start(self._make_lists, index, seeds) for index in own]
+        self.lists = dict(zip(own, [task() for task in made], strict=True))
+        waiting: deque[tuple[int, list[Callable[[], None]]]] = deque()
+        for index in range(own[-1] + 1):
+            others = range(index, len(self.panels)) if index in self.lists else [it for it in own if it > index]
+            waiting.append((index, [start(self._offer_tile, index, other) for other in others]))
+            # the next panel's tiles are in the queue while this one's are finished
+            if len(waiting) > 1:
+                yield from self._finish(*waiting.popleft(), start)
+        yield from self._finish(*waiting.popleft(), start)
+
+    def _finish(self, index: int, tasks: Sequence[Callable[[], None]], start: Start) -> Iterator[tuple[int, Lists]]:
+        for wait in tasks:
+            wait()
+        if index in self.lists:
+            yield index, start(self._complete, index)()
+            # its later tiles are done, and the next panel's do not ask for it
+            del self.lists[index]
+
+    def _make_lists(self, index: int, seeds: Seeds) -> GrowingLists:
+        return GrowingLists(seeds.bounds(self.features(self.panels[index])), self.num_neighbors)
+
+    def _offer_tile(self, index: int, other: int) -> None:
+        """Offers the products of two panels to the lists of both."""
+        products = self.features(self.panels[index]) @ self.features(self.panels[other]).T
+        if other == index:
+            products.fill_diagonal_(torch.inf)  # a sample is first in its own list
+        if index in self.lists:
+            self.lists[index].offer(products, rows_of(self.panels[other], products.device))
+        if other != index and other in self.lists:
+            self.lists[other].offer_transposed(products, rows_of(self.panels[index], products.device))
+
+    def _complete(self, index: int) -> Lists:
+        """The finished lists of a panel; rows whose bound was too high are searched again."""
+        rows_P = rows_of(self.panels[index], self.features(slice(0, 0)).device)
+        if index not in self.lists:
+            keys_PT = search_all(self.features, self.panels, rows_P, self.num_neighbors)
+            return finished_lists(self.features, self.panels[index], keys_PT)
+        keys_PT, is_full_P = self.lists[index].best()
+        missed = (~is_full_P).nonzero().squeeze(1)
+        if missed.numel():
+            keys_PT[missed] = search_all(self.features, self.panels, rows_P[missed], self.num_neighbors)
+        return finished_lists(self.features, self.panels[index], keys_PT)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The samples that bounds are taken from.
+
+    The bound is the r-th best of S samples. Of the T nearest of N, a Poisson number of mean T S / N is among them; the
+    bound is too high for a row, which is then searched again, if that number is r or more: one row in some thousands.
+
+    Attributes:
+        features_SD: their features.
+        rank: r.
+    """
+
+    features_SD: Tensor
+    rank: int
+
+    @classmethod
+    def choose(cls, features: Features, num_samples: int, num_neighbors: int) -> Seeds:
+        """Samples at equal distances."""
+        num_seeds = min(num_samples, MAX_SEEDS, max(MIN_SEEDS, num_samples // SAMPLES_PER_SEED))
+        mean = num_neighbors * num_seeds / num_samples
+        rank = min(num_seeds, math.ceil(mean + 4 * math.sqrt(mean) + 1))
+        seeds_S = torch.arange(num_seeds, device=features(slice(0, 0)).device) * num_samples // num_seeds
+        return cls(features(seeds_S), rank)
+
+    def bounds(self, own_PD: Tensor) -> Tensor:
+        """The bound of each sample: (P,)."""
+        return kth_largest(own_PD @ self.features_SD.T, self.rank)
+
+
+class GrowingLists:
+    """The best entries so far of some rows, which grow until they are full and are then cut to the best T.
+
+    Threads may offer at the same time; the best T do not depend on the order.
+
+    Args:
+        bound_P: float (P,), only entries of at least that are taken.
+        num_neighbors: T.
+    """
+
+    def __init__(self, bound_P: Tensor, num_neighbors: int) -> None:
+        self.bound_P = bound_P
+        self.num_neighbors = num_neighbors
+        self._width = num_neighbors + max(64, num_neighbors // 2)
+        self._count_P = torch.zeros(len(bound_P), dtype=torch.int64, device=bound_P.device)
+        self._keys_PW = torch.full((len(bound_P), self._width), EMPTY_KEY, device=bound_P.device)
+        self._lock = Lock()
+
+    def offer(self, similarity_PC: Tensor, rows_C: Tensor) -> None:
+        """Takes what is not below the bounds of a (P, C) matrix whose columns are the samples `rows_C`."""
+        own_E, other_E, similarity_E = self._from(similarity_PC, self.bound_P[:, None])
+        self._add(own_E, make_keys(similarity_E, rows_C[other_E]))
+
+    def offer_transposed(self, similarity_CP: Tensor, rows_C: Tensor) -> None:
+        """As `offer`, of a (C, P) matrix."""
+        other_E, own_E, similarity_E = self._from(similarity_CP, self.bound_P[None])
+        order_E = stable_order(own_E, len(self.bound_P))
+        self._add(own_E[order_E], make_keys(similarity_E, rows_C[other_E])[order_E])
+
+    def best(self) -> tuple[Tensor, Tensor]:
+        """The T largest keys of each row, and whether there were as many: int64 (P, T), bool (P,)."""
+        return largest_keys(self._keys_PW, self.num_neighbors), self._count_P >= self.num_neighbors
+
+    @staticmethod
+    def _from(similarity: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Row, column and float32 value of what is not below the bounds."""
+        position_E = positions_from(similarity, bounds)
+        row_E = position_E.div(similarity.shape[1], rounding_mode="floor")
+        return row_E, position_E - row_E * similarity.shape[1], similarity.view(-1)[position_E].float()
+
+    def _add(self, own_E: Tensor, keys_E: Tensor) -> None:
+        """Appends entries that come ordered by row."""
+        added_P = torch.bincount(own_E, minlength=len(self.bound_P))
+        place_E = torch.arange(own_E.numel(), device=own_E.device) - (added_P.cumsum(0) - added_P)[own_E]
+        with self._lock:
+            if int((self._count_P + added_P).max()) > self._keys_PW.shape[1]:
+                self._cut(int(added_P.max()))
+            self._keys_PW[own_E, place_E + self._count_P[own_E]] = keys_E
+            self._count_P += added_P
+            if self._keys_PW.shape[1] > self._width:
+                self._cut(0)
+
+    def _cut(self, room: int) -> None:
+        """Leaves the T best of each row, and room for more."""
+        best_PT = largest_keys(self._keys_PW, self.num_neighbors)
+        self._count_P.clamp_(max=self.num_neighbors)
+        width = max(self._width, self.num_neighbors + room)
+        self._keys_PW = torch.full((len(best_PT), width), EMPTY_KEY, device=best_PT.device)
+        self._keys_PW[:, : self.num_neighbors] = best_PT
+        is_full_P = self._count_P == self.num_neighbors
+        last_P = similarity_of(best_PT[:, -1]).to(self.bound_P.dtype)
+        self.bound_P = torch.where(is_full_P, torch.maximum(self.bound_P, last_P), self.bound_P)
+
+
+def search_all(features: Features, others: Sequence[Rows], rows_P: Tensor, num_neighbors: int) -> Tensor:
+    """Keys of the nearest neighbours of some rows among others, without bounds: int64 (P, T), EMPTY_KEY at the end.
+
+    Args:
+        features: returns unit rows of a slice of samples, or of some samples.
+        others: the samples to look among, in parts.
+        rows_P: int64 (P,).
+        num_neighbors: T.
+    """
+    own_PD = features(rows_P)
+    best_PT = torch.full((len(rows_P), num_neighbors), EMPTY_KEY, device=rows_P.device)
+    for other in others:
+        other_C = rows_of(other, rows_P.device)
+        similarity_PC = (own_PD @ features(other).T).float()
+        similarity_PC.masked_fill_(rows_P[:, None] == other_C, torch.inf)
+        best_PT = largest_keys(torch.cat([best_PT, make_keys(similarity_PC, other_C)], dim=1), num_neighbors)
+    return best_PT
+
+
+def finished_lists(features: Features, rows: Rows, keys_PT: Tensor) -> Lists:
+    """Similarities and neighbours of ranked keys, each sample first in its own list.
+
+    Args:
+        features: returns unit rows of a slice of samples, or of some samples.
+        rows: whose lists they are.
+        keys_PT: int64 (P, T), largest first; a sample's key in its own list is that of an infinite similarity.
+
+    Returns:
+        similarity_PT: of the features' type, in [0, 1] but for rounding, not increasing.
+        neighbor_PT: int64; where there is no key, the sample itself, with similarity 0.
+    """
+    own_PD = features(rows)
+    is_empty_PT = keys_PT == EMPTY_KEY
+    neighbor_PT = torch.where(is_empty_PT, rows_of(rows, keys_PT.device)[:, None], index_of(keys_PT))
+    similarity_PT = similarity_of(keys_PT)
+    if own_PD.dtype == torch.float64:  # keys hold float32
+        similarity_PT = torch.einsum("pd,ptd->pt", own_PD, features(neighbor_PT.flatten()).view(*keys_PT.shape, -1))
+        similarity_PT = similarity_PT.masked_fill(is_empty_PT, 0.0)
+        similarity_PT[:, 0] = torch.inf
+        similarity_PT, order_PT = similarity_PT.sort(dim=1, descending=True, stable=True)
+        neighbor_PT = neighbor_PT.gather(1, order_PT)
+    similarity_PT = similarity_PT.masked_fill(is_empty_PT, 0.0)
+    similarity_PT[:, 0] = own_PD.square().sum(1)
     # a copy of the sample may round to more than the sample itself, and lists do not increase
-    best_CT = torch.minimum(best_CT, best_CT[:, :1]).clamp_(min=0.0)
-    return best_CT, index_CT.gather(1, order_CT).int()
+    return torch.minimum(similarity_PT, similarity_PT[:, :1]).clamp_(min=0.0), neighbor_PT
+
+
+def rows_of(rows: Rows, device: torch.device) -> Tensor:
+    """The rows' numbers: int64 (P,)."""
+    return torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
+
+
+def cut(slices: Sequence[slice], num_rows: int) -> list[slice]:
+    """Cuts each slice into equal parts of at most `num_rows` rows.
+
+    Example:
+        >>> cut([slice(0, 5)], 3)
+        [slice(0, 2, None), slice(2, 5, None)]
+    """
+    parts = []
+    for rows in slices:
+        length = rows.stop - rows.start
+        count = max(1, math.ceil(length / num_rows))
+        edges = [rows.start + index * length // count for index in range(count + 1)]
+        parts += [slice(*pair) for pair in itertools.pairwise(edges)]
+    return parts

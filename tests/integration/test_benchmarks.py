@@ -39,3 +39,13 @@ def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
     rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| facility", "| pairwise", "| disf"))]
     assert [len(cells) for cells in rows] == [6] * 6 + [10] * 3
     assert all(float(cells[7]) > -1 for cells in rows[6:])
+
+
+def test_neighbour_lists_are_measured(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
+    for made in (["--samples", 500], ["--samples", 400, "--clustered", 6]):
+        out = run("neighbors.py", path, *made, "--neighbors", 5, "--steps", 2)
+        assert "exact: table" in out
+        assert "approximate: table" in out
+        assert out.count("recall 1.000") == 2  # so few samples are one cluster
+        assert out.count("f by lists") == 2

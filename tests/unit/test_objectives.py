@@ -6,8 +6,12 @@ import torch
 from pretended_ranks import on_ranks
 from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
 
+from datamask_pl import neighbor_table
 from datamask_pl import objectives as objectives_module
+from datamask_pl.errors import ConfigError
 from datamask_pl.functional import facility_location as facility_location_functions
+from datamask_pl.functional import inverted_file, neighbors
+from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 from datamask_pl.objectives import DiSF, Expectation, FacilityLocation, Objective, PairwiseSimilarity, Quality
 
@@ -119,6 +123,95 @@ def test_facility_location_of_a_single_mask_builds_no_lists():
     value = value_of(FacilityLocation(), mask_N, ground)
     assert not ground.is_cached(FacilityLocation()._key(ground))
     assert value == pytest.approx(oracles.facility_location(mask_N, features_ND), rel=1e-12)
+
+
+def clustered(num_samples):
+    rng = np.random.default_rng(0)
+    features_ND = rng.normal(size=(20, 6))[rng.integers(20, size=num_samples)] + 0.5 * rng.normal(size=(num_samples, 6))
+    return features_ND / np.linalg.norm(features_ND, axis=1, keepdims=True)
+
+
+def test_values_by_approximate_lists_are_lower_bounds_close_to_the_exact_ones(monkeypatch):
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
+    features_ND = clustered(800)
+    masks_RN = torch.tensor(random_masks(6, 800, 80, 0))
+    objective = FacilityLocation(neighbors="approximate", recall=0.9)
+    value_R = objective.value(masks_RN, ground_set(features_ND, 80))
+    exact_R = [oracles.facility_location(mask_N, features_ND) for mask_N in masks_RN.numpy()]
+    # the table's float16 rounds each similarity by 2^-12 of itself at most, up or down
+    assert all(value < exact * (1 + 2**-12) for value, exact in zip(value_R.tolist(), exact_R, strict=True))
+    np.testing.assert_allclose(value_R, exact_R, rtol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:.*a recall of")
+def test_one_mask_alone_has_the_value_that_it_has_among_many_where_lists_are_approximate(monkeypatch):
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
+    masks_RN, features_ND = torch.tensor(random_masks(30, 300, 5, 0)), clustered(300)
+    objective = FacilityLocation(num_neighbors=4, neighbors="approximate", recall=0.5)
+    together_R = objective.value(masks_RN, ground_set(features_ND, 5))
+    alone_R = [float(objective.value(mask_N[None], ground_set(features_ND, 5))[0]) for mask_N in masks_RN]
+    assert together_R.tolist() == alone_R
+
+
+def test_recall_is_logged_where_lists_are_approximate_and_nowhere_else(monkeypatch):
+    monkeypatch.setattr(neighbor_table, "MAX_EXACT_SAMPLES", 100)
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
+
+    def logged(num_samples, **options):
+        ground = ground_set(clustered(num_samples), 5)
+        p_N = torch.full((num_samples,), 5 / num_samples, dtype=torch.float64)
+        return FacilityLocation(**options).linearize(p_N, ground).diagnostics
+
+    assert 0.9 <= float(logged(300)["recall"]) <= 1.0
+    assert 0.9 <= float(logged(80, neighbors="approximate")["recall"]) <= 1.0
+    assert "recall" not in logged(80)
+    assert "recall" not in logged(300, neighbors="exact")
+
+
+def test_a_low_recall_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 10)
+    ground = ground_set(unit_rows(300, 6, 0), 5)
+    objective = FacilityLocation(num_neighbors=30, neighbors="approximate", recall=0.3)
+    masks_RN = torch.tensor(random_masks(1, 300, 5, 0))
+    with pytest.warns(UserWarning, match=r"recall of 0\.[0-8]\d is below 0\.9.*raise `recall`"):
+        objective.value(masks_RN, ground)
+    objective.value(masks_RN, ground)  # a warning is an error here
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"recall": 0.0}, "recall must be above 0"),
+        ({"recall": 1.1}, "recall must be above 0"),
+        ({"neighbors": "faiss"}, "neighbors must be one of auto, exact, approximate, got 'faiss'"),
+    ],
+)
+def test_options_of_facility_location_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        FacilityLocation(**options)
+
+
+@pytest.mark.parametrize("neighbors", ["exact", "approximate"])
+def test_helpers_build_the_table_of_one_process(monkeypatch, neighbors):
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
+    monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
+    features_ND, masks_RN = clustered(700), torch.tensor(random_masks(20, 700, 70, 0))
+    objective = FacilityLocation(neighbors=neighbors)
+
+    def job(helpers):
+        ground = GroundSet(
+            features_ND=torch.tensor(features_ND).float(),
+            quality_N=torch.zeros(700),
+            num_selected=70,
+            num_slice_rows=90,
+            helpers=helpers,
+        )
+        return objective.value(masks_RN, ground), objective.linearize(masks_RN[0].double(), ground).gradient_N
+
+    (expected,) = on_ranks(1, job)
+    for size in (2, 5, 13):
+        for results in on_ranks(size, job):
+            assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
 
 
 @pytest.mark.parametrize(("num_rollouts", "num_selected"), [(20, 40), (20, 5), (3, 40)])
@@ -251,13 +344,16 @@ def test_the_default_list_is_six_over_the_ratio_within_limits():
         DiSF(standardize=True),
         FacilityLocation(),
         FacilityLocation(num_neighbors=4),
+        FacilityLocation(neighbors="approximate"),
     ],
-    ids=["quality", "pairwise", "disf", "disf_standardized", "facility_location", "short_lists"],
+    ids=["quality", "pairwise", "disf", "disf_standardized", "facility_location", "short_lists", "approximate"],
 )
 def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_slice_rows, is_reversed):
     """LESS #33: the result depends on the number of devices (CASES, 26)."""
     monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
     monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
+    monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)
     num_samples, num_selected = 1003, 100
     features_ND = unit_rows(num_samples, 37, 0)
     masks_RN = torch.tensor(random_masks(3, num_samples, num_selected, 0))

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,37 +13,97 @@ def unit_rows(num_samples, num_features=5, seed=0, dtype=torch.float64):
     return torch.nn.functional.normalize(torch.randn(num_samples, num_features, generator=source, dtype=dtype))
 
 
-def table(features_ND, num_neighbors, rows=None):
+def table(features_ND, num_neighbors, rows=None, edges=(0,)):
+    edges = [*edges, len(features_ND)]
+    slices = [slice(*pair) for pair in itertools.pairwise(edges)]
     rows = range(len(features_ND)) if rows is None else rows
-    return nearest_neighbors(lambda some: features_ND[some], len(features_ND), rows, num_neighbors=num_neighbors)
+    return nearest_neighbors(lambda some: features_ND[some], slices, rows, num_neighbors=num_neighbors)
 
 
-@pytest.mark.parametrize(
-    ("query_rows", "key_rows"), [(4096, 8192), (1, 1), (3, 7), (7, 3), (50, 10), (10, 50), (49, 51)]
-)
-@pytest.mark.parametrize("num_neighbors", [1, 2, 7, 50])
-def test_lists_are_those_of_a_full_sort_whatever_the_blocks(monkeypatch, query_rows, key_rows, num_neighbors):
-    monkeypatch.setattr(neighbors, "QUERY_ROWS", query_rows)
-    monkeypatch.setattr(neighbors, "KEY_ROWS", key_rows)
-    features_ND = unit_rows(50)
+def sorted_lists(features_ND, num_neighbors):
     cosine_NN = (features_ND @ features_ND.T).numpy()
-    order_NT = np.argsort(-cosine_NN, axis=1)[:, :num_neighbors]
-    similarity_TV, neighbor_TV = table(features_ND, num_neighbors)
+    np.fill_diagonal(cosine_NN, 2.0)
+    order_NT = np.argsort(-cosine_NN, axis=1, kind="stable")[:, :num_neighbors]
+    similarity_NT = np.take_along_axis(cosine_NN, order_NT, axis=1)
+    return np.clip(similarity_NT, 0.0, 1.0), order_NT
+
+
+@pytest.fixture(params=["unbounded", "few-seeds", "many-seeds"])
+def bounds(request, monkeypatch):
+    """Small sets are searched without bounds unless told otherwise; few seeds give bounds that many rows find wrong."""
+    if request.param != "unbounded":
+        monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)
+        monkeypatch.setattr(neighbors, "MIN_SEEDS", 3 if request.param == "few-seeds" else 100)
+
+
+@pytest.mark.parametrize("panel_rows", [2048, 1, 7, 64])
+@pytest.mark.parametrize("num_neighbors", [1, 2, 7, 120])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.usefixtures("bounds")
+def test_lists_are_those_of_a_full_sort_whatever_the_panels(monkeypatch, panel_rows, num_neighbors, dtype):
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", panel_rows)
+    features_ND = unit_rows(120)
+    expected_NT, order_NT = sorted_lists(features_ND, num_neighbors)
+    similarity_TV, neighbor_TV = table(features_ND.to(dtype), num_neighbors)
     assert neighbor_TV.dtype == torch.int32
+    assert similarity_TV.dtype == dtype
     np.testing.assert_array_equal(neighbor_TV.T, order_NT)
-    expected_NT = np.maximum(0.0, np.take_along_axis(cosine_NN, order_NT, axis=1))
-    np.testing.assert_allclose(similarity_TV.T, expected_NT, atol=1e-12)
+    np.testing.assert_allclose(similarity_TV.T, expected_NT, atol=1e-12 if dtype == torch.float64 else 1e-6)
 
 
-@pytest.mark.parametrize("rows", [range(0, 13), range(13, 14), range(14, 50)])
-def test_a_rank_finds_the_lists_of_its_own_rows(monkeypatch, rows):
-    monkeypatch.setattr(neighbors, "QUERY_ROWS", 8)
-    monkeypatch.setattr(neighbors, "KEY_ROWS", 16)
-    features_ND = unit_rows(50)
-    similarity_TV, neighbor_TV = table(features_ND, 6)
-    own_similarity_TV, own_neighbor_TV = table(features_ND, 6, rows)
+@pytest.mark.parametrize("num_neighbors", [5, 60])
+def test_lists_that_fill_up_many_times_lose_nothing(monkeypatch, num_neighbors):
+    """All of a row's 1,500 candidates come in order of rising similarity: each tile is better than those before."""
+    monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 250)
+    angle_N = torch.linspace(0.0, 1.5, 1500, dtype=torch.float64)
+    features_ND = torch.stack([angle_N.cos(), angle_N.sin()], dim=1)
+    _, order_NT = sorted_lists(features_ND, num_neighbors)
+    _, neighbor_TV = table(features_ND, num_neighbors)
+    # neighbours to the left and to the right are equally far: compare how far
+    found_NT = (neighbor_TV.T.long() - torch.arange(1500)[:, None]).abs().sort(1).values
+    np.testing.assert_array_equal(found_NT, np.sort(np.abs(order_NT - np.arange(1500)[:, None]), axis=1))
+
+
+@pytest.mark.parametrize("share", [(0, 0), (0, 1), (1, 2), (2, 5), (0, 5)])
+@pytest.mark.usefixtures("bounds")
+def test_a_rank_finds_the_same_bits_for_its_own_rows(monkeypatch, share):
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 30)
+    features_ND, edges = unit_rows(200, 33, dtype=torch.float32), [0, 13, 14, 90, 140, 200]
+    similarity_TV, neighbor_TV = table(features_ND, 6, edges=edges[:-1])
+    rows = range(edges[share[0]], edges[share[1]])
+    own_similarity_TV, own_neighbor_TV = table(features_ND, 6, rows, edges[:-1])
     assert torch.equal(own_neighbor_TV, neighbor_TV[:, rows.start : rows.stop])
-    torch.testing.assert_close(own_similarity_TV, similarity_TV[:, rows.start : rows.stop])
+    assert torch.equal(own_similarity_TV, similarity_TV[:, rows.start : rows.stop])
+
+
+@pytest.mark.usefixtures("bounds")
+def test_any_number_of_threads_gives_the_bits_of_one(monkeypatch):
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 100)
+    features_ND = unit_rows(900, 33, dtype=torch.float32)
+    expected = table(features_ND, 20)
+    torch.set_num_threads(3)
+    try:
+        found = table(features_ND, 20)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_an_error_in_a_task_is_raised(monkeypatch):
+    def features(rows):
+        if isinstance(rows, slice) and rows.start > 0:
+            raise OSError("the disk is gone")
+        return torch.eye(4)[rows]
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(OSError, match="the disk is gone"):
+            nearest_neighbors(features, [slice(0, 2), slice(2, 4)], range(4), num_neighbors=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_no_rows_have_no_lists():
@@ -52,22 +114,31 @@ def test_no_rows_have_no_lists():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_neighbors", [1, 4, 30])
-@pytest.mark.parametrize("key_rows", [3, 8, 8192])
+@pytest.mark.parametrize("panel_rows", [3, 8, 2048])
+@pytest.mark.usefixtures("bounds")
 def test_with_copies_each_sample_is_first_in_its_own_list_and_no_list_repeats(
-    monkeypatch, dtype, num_neighbors, key_rows
+    monkeypatch, dtype, num_neighbors, panel_rows
 ):
     """apricot #19: redundant rows give repeated indices (CASES, 41)."""
-    monkeypatch.setattr(neighbors, "QUERY_ROWS", 4)
-    monkeypatch.setattr(neighbors, "KEY_ROWS", key_rows)
-    # 30 samples, 5 of them different, with norms that round to either side of 1
-    features_ND = unit_rows(5, 7, dtype=dtype)[torch.arange(30) % 5]
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", panel_rows)
+    # 130 samples, 5 of them different, with norms that round to either side of 1
+    features_ND = unit_rows(5, 7, dtype=dtype)[torch.arange(130) % 5]
     similarity_TV, neighbor_TV = table(features_ND, num_neighbors)
-    assert neighbor_TV[0].tolist() == list(range(30))
+    assert neighbor_TV[0].tolist() == list(range(130))
     assert all(len(set(list_T)) == num_neighbors for list_T in neighbor_TV.T.tolist())
     assert bool((similarity_TV.diff(dim=0) <= 0).all())
     # the copies come before all others
-    num_copies = min(num_neighbors, 6)
-    assert bool((neighbor_TV[:num_copies] % 5 == torch.arange(30) % 5).all())
+    num_copies = min(num_neighbors, 26)
+    assert bool((neighbor_TV[:num_copies] % 5 == torch.arange(130) % 5).all())
+
+
+def test_samples_of_equal_similarity_come_in_row_order(monkeypatch):
+    monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 7)
+    features_ND = torch.eye(4)[torch.arange(400) % 4]
+    _, neighbor_TV = table(features_ND, 10)
+    for row, list_T in enumerate(neighbor_TV.T.tolist()):
+        assert list_T == [row, *[other for other in range(row % 4, 400, 4) if other != row][:9]]
 
 
 def test_opposite_samples_are_no_neighbours():

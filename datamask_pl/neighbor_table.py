@@ -1,0 +1,164 @@
+"""The table of every sample's nearest neighbours, which the ranks of a ground set build and hold in shares.
+
+Shapes: N samples, V samples whose lists a rank holds, P samples of a panel, C samples of a slice, T neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from datamask_pl.distributed import RankGroup
+from datamask_pl.functional import facility_location, inverted_file
+from datamask_pl.functional.device import rows_at_once
+from datamask_pl.functional.neighbors import nearest_neighbors
+from datamask_pl.ground_set import GroundSet
+
+NeighborSearch = Literal["auto", "exact", "approximate"]
+
+# `auto` is exact up to this many samples.
+MAX_EXACT_SAMPLES = 200_000
+# Lists that know fewer of the neighbours are warned of.
+LOW_RECALL = 0.9
+
+
+@dataclass(frozen=True)
+class NeighborTable:
+    """Nearest neighbours of the samples a rank holds.
+
+    Attributes:
+        similarity_TV: (T, V), max(0, cosine), not increasing along T; float16 where the search was approximate.
+        neighbor_TV: int32 (T, V), rows of the neighbours, the sample itself first.
+        rows_V: int64 (V,), the samples.
+        chunks: parts of V; their edges do not depend on the number of ranks.
+        recall: share of true neighbours that are in the lists; 1 where the search was exact.
+    """
+
+    similarity_TV: Tensor
+    neighbor_TV: Tensor
+    rows_V: Tensor
+    chunks: list[slice]
+    recall: float
+
+
+def is_approximate(search: NeighborSearch, num_samples: int) -> bool:
+    """Whether a ground set of this size is searched approximately."""
+    return search == "approximate" or (search == "auto" and num_samples > MAX_EXACT_SAMPLES)
+
+
+def build_table(
+    ground: GroundSet, *, num_neighbors: int, search: NeighborSearch, wanted_recall: float
+) -> NeighborTable:
+    """Builds this rank's share of the table; the whole table where the ground set has helpers. Collective over both.
+
+    Args:
+        ground: the samples.
+        num_neighbors: T, at most N.
+        search: how.
+        wanted_recall: of an approximate search, in (0, 1].
+    """
+    sharers = ground.ranks if ground.helpers.size == 1 else ground.helpers
+    if is_approximate(search, ground.num_samples):
+        table, edges = _approximate_share(ground, sharers, num_neighbors, wanted_recall)
+    else:
+        table, edges = _exact_share(ground, sharers, num_neighbors)
+    if ground.helpers.size == 1:
+        return table
+    return _whole(table, edges, sharers)
+
+
+def _exact_share(ground: GroundSet, sharers: RankGroup, num_neighbors: int) -> tuple[NeighborTable, list[int]]:
+    slices = list(ground.slices_of(RankGroup()))
+    edges = [0, *(rows.stop for rows in slices)]
+    own = _own_part(edges, sharers)
+    similarity_TV, neighbor_TV = nearest_neighbors(
+        ground.features, slices, range(own.start, own.stop), num_neighbors=num_neighbors
+    )
+    rows_V = torch.arange(own.start, own.stop, device=ground.device)
+    return NeighborTable(similarity_TV, neighbor_TV, rows_V, _chunks(edges, sharers, ground.device), 1.0), edges
+
+
+def _approximate_share(
+    ground: GroundSet, sharers: RankGroup, num_neighbors: int, wanted_recall: float
+) -> tuple[NeighborTable, list[int]]:
+    centers_CD = inverted_file.cluster_centers(ground.features, ground.num_samples)
+    label_N = ground.map_over_slices(lambda rows: inverted_file.nearest_center(ground.features(rows), centers_CD))
+    inverted = inverted_file.invert(
+        ground.features, centers_CD, label_N.long(), num_neighbors=num_neighbors, wanted_recall=wanted_recall
+    )
+    if inverted.recall < LOW_RECALL:
+        rank_zero_warn(
+            f"approximate neighbour lists: a recall of {inverted.recall:.2f} is below {LOW_RECALL}, and masks are "
+            "judged by what the lists know; raise `recall`, or use `neighbors: exact`."
+        )
+    edges = _edges_of_groups(inverted.clusters, rows_at_once(facility_location.LIST_ROWS, ground.device))
+    own = _own_part(edges, sharers)
+    shape = num_neighbors, own.stop - own.start
+    # float32 would be as much memory as the rows' numbers; what float16 rounds averages out in f
+    similarity_TV = torch.empty(shape, dtype=torch.float16, device=ground.device)
+    neighbor_TV = torch.empty(shape, dtype=torch.int32, device=ground.device)
+    for part, similarity_PT, neighbor_PT in inverted_file.search(
+        ground.features, inverted, own, num_neighbors=num_neighbors
+    ):
+        held = slice(part.start - own.start, part.stop - own.start)
+        similarity_TV[:, held], neighbor_TV[:, held] = similarity_PT.T, neighbor_PT.T
+    chunks = _chunks(edges, sharers, ground.device)
+    return NeighborTable(similarity_TV, neighbor_TV, inverted.order_N[own], chunks, inverted.recall), edges
+
+
+def _edges_of_groups(clusters: list[slice], num_rows: int) -> list[int]:
+    """Edges of runs of whole clusters of at least `num_rows` samples: what ranks share."""
+    edges = [0]
+    for cluster in clusters:
+        if cluster.stop - edges[-1] >= num_rows:
+            edges.append(cluster.stop)
+    if edges[-1] < clusters[-1].stop:
+        edges.append(clusters[-1].stop)
+    return edges
+
+
+def _own_part(edges: list[int], sharers: RankGroup) -> slice:
+    share = sharers.share(len(edges) - 1)
+    return slice(edges[share.start], edges[share.stop])
+
+
+def _chunks(edges: list[int], sharers: RankGroup, device: torch.device) -> list[slice]:
+    """This rank's parts of the table, counted from its first row."""
+
+    def of_share() -> Iterator[slice]:
+        num_rows = rows_at_once(facility_location.LIST_ROWS, device)
+        share = sharers.share(len(edges) - 1)
+        for index in share:
+            for start in range(edges[index], edges[index + 1], num_rows):
+                first = edges[share.start]
+                yield slice(start - first, min(start + num_rows, edges[index + 1]) - first)
+
+    return list(of_share())
+
+
+def _whole(table: NeighborTable, edges: list[int], sharers: RankGroup) -> NeighborTable:
+    """Puts the shares of all ranks together, on every rank. Collective."""
+    own = _own_part(edges, sharers)
+
+    def gathered(own_TV: Tensor) -> Tensor:
+        # gloo does not add float16
+        whole_TN = torch.zeros(*own_TV.shape[:-1], edges[-1], dtype=_summable(own_TV.dtype), device=own_TV.device)
+        whole_TN[..., own] = own_TV
+        return sharers.sum_(whole_TN).to(own_TV.dtype)
+
+    return NeighborTable(
+        gathered(table.similarity_TV),
+        gathered(table.neighbor_TV),
+        gathered(table.rows_V),
+        _chunks(edges, RankGroup(), table.rows_V.device),
+        table.recall,
+    )
+
+
+def _summable(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.float16 else dtype

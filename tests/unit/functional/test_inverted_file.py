@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from datamask_pl.functional import inverted_file
+from datamask_pl.functional.inverted_file import cluster_centers, invert, nearest_center, search
+from datamask_pl.functional.neighbors import nearest_neighbors
+
+
+def clustered_rows(num_samples, dtype=torch.float32):
+    """Twelve bunches of samples in eight dimensions."""
+    source = torch.Generator().manual_seed(0)
+    centers = torch.randn(12, 8, generator=source, dtype=dtype)
+    noise = torch.randn(num_samples, 8, generator=source, dtype=dtype)
+    return torch.nn.functional.normalize(centers[torch.arange(num_samples) % 12] + 0.5 * noise)
+
+
+@pytest.fixture(autouse=True)
+def small_clusters(monkeypatch):
+    monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 25)
+
+
+def inverted(features_ND, num_neighbors, wanted_recall):
+    def features(rows):
+        return features_ND[rows]
+
+    centers_CD = cluster_centers(features, len(features_ND))
+    label_N = nearest_center(features_ND, centers_CD)
+    return features, invert(features, centers_CD, label_N, num_neighbors=num_neighbors, wanted_recall=wanted_recall)
+
+
+def lists(features, file, num_neighbors, own=None):
+    """Lists by row."""
+    own = own or slice(0, len(file.order_N))
+    found = {}
+    for part, similarity_PT, neighbor_PT in search(features, file, own, num_neighbors=num_neighbors):
+        for row, *both in zip(file.order_N[part].tolist(), similarity_PT, neighbor_PT, strict=True):
+            assert row not in found
+            found[row] = both
+    return found
+
+
+def test_a_search_of_all_clusters_is_exact():
+    features_ND = clustered_rows(600)
+    features, file = inverted(features_ND, 9, 1.0)
+    similarity_TV, neighbor_TV = nearest_neighbors(features, [slice(0, 600)], range(600), num_neighbors=9)
+    all_file = inverted_file.InvertedFile(
+        file.order_N, file.clusters, torch.arange(len(file.clusters)).repeat(len(file.clusters), 1), 1.0
+    )
+    found = lists(features, all_file, 9)
+    for row in range(600):
+        assert found[row][1].tolist() == neighbor_TV[:, row].tolist()
+        torch.testing.assert_close(found[row][0], similarity_TV[:, row])
+
+
+@pytest.mark.parametrize("wanted_recall", [0.5, 0.8, 0.95, 1.0])
+def test_recall_is_what_was_wanted_and_what_is_said(monkeypatch, wanted_recall):
+    """All samples are queries here: what is said of half of them is nearly what is true of all."""
+    monkeypatch.setattr(inverted_file, "NUM_PROBE_QUERIES", 1000)
+    features_ND = clustered_rows(1000)
+    features, file = inverted(features_ND, 10, wanted_recall)
+    _, neighbor_TV = nearest_neighbors(features, [slice(0, 1000)], range(1000), num_neighbors=10)
+    found = lists(features, file, 10)
+    hits = sum(len(set(found[row][1].tolist()) & set(neighbor_TV[:, row].tolist())) for row in range(1000))
+    assert hits / 10_000 == pytest.approx(file.recall, abs=0.02)
+    assert hits / 10_000 >= wanted_recall - 0.02
+    assert file.looked_at_CM.shape[1] < len(file.clusters) or wanted_recall == 1.0
+
+
+def test_lists_are_the_best_of_the_clusters_looked_at_and_begin_with_the_sample():
+    features_ND = clustered_rows(500)
+    features, file = inverted(features_ND, 12, 0.7)
+    label_N = torch.empty(500, dtype=torch.int64)
+    for cluster, members in enumerate(file.clusters):
+        label_N[file.order_N[members]] = cluster
+    found = lists(features, file, 12)
+    assert sorted(found) == list(range(500))
+    cosine_NN = features_ND @ features_ND.T
+    cosine_NN.fill_diagonal_(2.0)
+    for row, (similarity_T, neighbor_T) in found.items():
+        looked_at_N = torch.isin(label_N, file.looked_at_CM[label_N[row]])
+        best_T = cosine_NN[row].masked_fill(~looked_at_N, -2.0).topk(12)
+        assert neighbor_T[0] == row
+        assert set(neighbor_T.tolist()) == {row, *best_T.indices[best_T.values > -2.0].tolist()}
+        assert bool((similarity_T.diff() <= 0).all())
+
+
+def test_a_rank_finds_the_same_bits_for_its_own_clusters():
+    features_ND = clustered_rows(700)
+    features, file = inverted(features_ND, 8, 0.9)
+    whole = lists(features, file, 8)
+    for first, last in [(0, 3), (3, 20), (5, 5)]:
+        own = slice(file.clusters[first].start, file.clusters[last].start)
+        for row, both in lists(features, file, 8, own).items():
+            assert all(torch.equal(*pair) for pair in zip(both, whole[row], strict=True))
+
+
+def test_where_fewer_samples_are_looked_at_than_wanted_the_list_ends_with_the_sample_at_similarity_0():
+    features_ND = clustered_rows(60)
+    features, file = inverted(features_ND, 3, 0.9)
+    alone = inverted_file.InvertedFile(file.order_N, file.clusters, torch.arange(len(file.clusters))[:, None], 0.5)
+    for row, (similarity_T, neighbor_T) in lists(features, alone, 60).items():
+        num_found = int((neighbor_T != row).sum()) + 1
+        assert num_found < 60
+        assert neighbor_T[num_found:].tolist() == [row] * (60 - num_found)
+        assert bool((similarity_T[num_found:] == 0).all())
+
+
+def test_copies_of_one_sample_make_one_cluster():
+    features_ND = torch.ones(100, 4) / 2
+    features, file = inverted(features_ND, 5, 0.9)
+    found = lists(features, file, 5)
+    assert all(found[row][1][0] == row and len(set(found[row][1].tolist())) == 5 for row in range(100))
