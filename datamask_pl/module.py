@@ -25,7 +25,7 @@ from datamask_pl.estimation import Update, multilinear_update, rollout_update
 from datamask_pl.functional.budget import budget
 from datamask_pl.functional.device import fits, move
 from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective, WeightedObjective
@@ -36,12 +36,6 @@ from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# num_steps, max_lr, min_lr where they are left out
-DEFAULT_SCHEDULE = {
-    "multilinear": (20, 2.0, 0.2),
-    "leave_one_out": (1000, 10.0, 1.0),
-    "group_relative": (1000, 10.0, 1.0),
-}
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
@@ -63,9 +57,10 @@ class MaskLearner(LightningModule):
         estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
-        num_steps: steps a block; 20 for `multilinear`, 1000 otherwise.
-        max_lr: learning rate of a block's first step; 2 for `multilinear`, 10 otherwise.
-        min_lr: learning rate of its last step, linear between; 0.2 for `multilinear`, 1 otherwise.
+        num_steps: steps a block; 1000 for the estimators that draw masks. For `multilinear` 20, or 8 where `polish` is
+            quick: with pairwise similarity and DiSF that is not standardised.
+        max_lr: learning rate of a block's first step; 4 for `multilinear`, 10 otherwise.
+        min_lr: learning rate of its last step, linear between; 1.5 for `multilinear`, 1 otherwise, or max_lr if less.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
@@ -100,14 +95,15 @@ class MaskLearner(LightningModule):
         self.automatic_optimization = False
         check_choice("estimator", estimator, get_args(Estimator))
         check_choice("init", init, get_args(Initialization))
-        defaults = DEFAULT_SCHEDULE[estimator]
         self.select_ratio = select_ratio
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
         self.num_rollouts = num_rollouts
-        self.num_steps = defaults[0] if num_steps is None else num_steps
-        self.max_lr = defaults[1] if max_lr is None else max_lr
-        self.min_lr = defaults[2] if min_lr is None else min_lr
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        defaults = default_schedule(estimator, is_polish_quick=polish and self.objective.has_interactions)
+        self.num_steps = defaults.num_steps if num_steps is None else num_steps
+        self.max_lr = defaults.max_lr if max_lr is None else max_lr
+        self.min_lr = min(defaults.min_lr, max(self.max_lr, 0.0)) if min_lr is None else min_lr
         self.init: Initialization = init
         self.patience = patience
         self.min_churn = min_churn
@@ -120,7 +116,6 @@ class MaskLearner(LightningModule):
         check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
         check(patience is None or patience >= 1, "patience must be at least 1", patience)
         check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         if estimator == "multilinear" and not self.objective.has_expectation:
             names = ", ".join(self.objective.without_expectation())
             raise ConfigError(
