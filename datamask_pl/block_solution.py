@@ -88,7 +88,17 @@ def round_logits(
     best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
     if not is_polished:
         return best_N
-    return polish(best_N, values=values, gains=gains, features=ground.centered)[0]
+
+    def interactions(rows: Tensor) -> Tensor:
+        return objective.interactions(rows, ground, scales)
+
+    return polish(
+        best_N,
+        values=values,
+        gains=gains,
+        features=ground.centered,
+        interactions=interactions if objective.has_interactions else None,
+    )[0]
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:

@@ -102,6 +102,11 @@ class JointObjective:
         """True if every term that counts has an expectation."""
         return not self.without_expectation()
 
+    @property
+    def has_interactions(self) -> bool:
+        """True if every term that counts has interactions."""
+        return all(term.objective.has_interactions for term in self.terms if term.weight > 0)
+
     def without_expectation(self) -> list[str]:
         """Names of the terms that can only be trained by the rollout estimators."""
         return [term.name for term in self.terms if term.weight > 0 and not term.objective.has_expectation]
@@ -193,6 +198,14 @@ class JointObjective:
             term_values[index] = part.value
             diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
         return Expectation(value, torch.zeros_like(p_N) if gradient_N is None else gradient_N, diagnostics), term_values
+
+    def interactions(self, rows: Tensor, ground: GroundSet, scales: Tensor) -> Tensor:
+        """See `Objective.interactions`."""
+        total_CC = torch.zeros((), device=rows.device).expand(rows.numel(), rows.numel())
+        for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
+            if factor != 0.0:
+                total_CC = torch.add(total_CC, term.objective.interactions(rows, ground), alpha=factor)
+        return total_CC
 
     def _factors(self, scales: Tensor) -> Tensor:
         weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)

@@ -25,7 +25,7 @@ from datamask_pl.estimation import Update, multilinear_update, rollout_update
 from datamask_pl.functional.budget import budget
 from datamask_pl.functional.device import fits, move
 from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective, WeightedObjective
@@ -35,12 +35,6 @@ from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# num_steps, max_lr, min_lr where they are left out
-DEFAULT_SCHEDULE = {
-    "multilinear": (20, 2.0, 0.2),
-    "rollouts": (1000, 10.0, 1.0),
-    "rollouts with control variate": (300, 2.0, 0.2),
-}
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
@@ -66,9 +60,11 @@ class MaskLearner(LightningModule):
             linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
             mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
             used by `multilinear`, nor where a term has no expectation.
-        num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
-        max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
-        min_lr: learning rate of its last step, linear between; a tenth of these by default.
+        num_steps: steps a block; 300 for the estimators that draw masks with a control variate, 1000 without. For
+            `multilinear` 20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF.
+        max_lr: learning rate of a block's first step; 4 for `multilinear`, 2 with a control variate, 10 otherwise.
+        min_lr: learning rate of its last step, linear between; 1.5 for `multilinear`, 0.2 with a control variate, 1
+            otherwise, or max_lr if less.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
@@ -104,18 +100,20 @@ class MaskLearner(LightningModule):
         self.automatic_optimization = False
         check_choice("estimator", estimator, get_args(Estimator))
         check_choice("init", init, get_args(Initialization))
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
-        is_controlled = control_variate and self.objective.has_expectation
-        rollouts = "rollouts with control variate" if is_controlled else "rollouts"
-        defaults = DEFAULT_SCHEDULE["multilinear" if estimator == "multilinear" else rollouts]
         self.select_ratio = select_ratio
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
         self.num_rollouts = num_rollouts
         self.control_variate = control_variate
-        self.num_steps = defaults[0] if num_steps is None else num_steps
-        self.max_lr = defaults[1] if max_lr is None else max_lr
-        self.min_lr = defaults[2] if min_lr is None else min_lr
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        defaults = default_schedule(
+            estimator,
+            is_polish_quick=polish and self.objective.has_interactions,
+            has_control_variate=control_variate and self.objective.has_expectation,
+        )
+        self.num_steps = defaults.num_steps if num_steps is None else num_steps
+        self.max_lr = defaults.max_lr if max_lr is None else max_lr
+        self.min_lr = min(defaults.min_lr, max(self.max_lr, 0.0)) if min_lr is None else min_lr
         self.init: Initialization = init
         self.patience = patience
         self.min_churn = min_churn

@@ -56,3 +56,17 @@ def pairwise_gradient(
     factor = -2.0 / (num_selected * (num_selected - 1))
     own_C = (p_C * squared_norm_C).mul_(-factor).to(features_CD.dtype)
     return own_C.add_(features_CD @ (factor * sum_D).to(features_CD.dtype))
+
+
+def pairwise_interactions(features_CD: Tensor, *, num_selected: int) -> Tensor:
+    """By how much keeping one sample changes what keeping another adds: -2 x_i . x_j / (k (k - 1)).
+
+    Args:
+        features_CD: float (C, D), unit rows.
+        num_selected: k, the budget.
+
+    Returns:
+        float (C, C), of the features' type, 0 on the diagonal.
+    """
+    factor = -2.0 / (num_selected * (num_selected - 1)) if num_selected > 1 else 0.0
+    return (features_CD @ features_CD.T).mul_(factor).fill_diagonal_(0.0)

@@ -80,7 +80,7 @@ class TestOptions:
             (("--model.num_rollouts", "1"), ("model.num_rollouts must be at least 2", "got 1")),
             (("--model.num_steps", "0"), ("model.num_steps must be at least 1",)),
             (("--model.num_steps", "many"), ("model.num_steps must be int, or null; got many",)),
-            (("--model.min_lr", "5"), ("model.max_lr must be at least min_lr (5.0), got 2.0",)),
+            (("--model.min_lr", "5"), ("model.max_lr must be at least min_lr (5.0), got 4.0",)),
             (("--model.patience", "0"), ("model.patience must be at least 1",)),
             (("--model.min_churn", "2"), ("model.min_churn must be from 0 to 1",)),
             (("--checkpoint.every_n_steps", "0"), ("checkpoint.every_n_steps must be at least 1",)),
@@ -279,7 +279,7 @@ class TestMaskFolder:
     def test_one_that_was_made_with_other_options(self, refused, data, capsys):
         fit(*data, "--mask.output", "mask")
         capsys.readouterr()
-        needed = ("part-00000.parquet was made with other options: model.max_lr is 2.0 there and 3.0 here",)
+        needed = ("part-00000.parquet was made with other options: model.max_lr is 4.0 there and 3.0 here",)
         refused(*needed, args=(*data, "--mask.output", "mask", "--model.max_lr", "3"))
 
     def test_one_with_a_damaged_manifest(self, refused, data, workplace):
