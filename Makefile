@@ -2,15 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FUZZ_INPUTS ?= 100000
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint benchmark clean
+.PHONY: help install quickstart test test-slow lint fuzz sbom audit benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
 	@echo "make test         linters, types and all tests"
 	@echo "make test-slow    runs that are killed, again and again"
+	@echo "make fuzz         100,000 damaged files and configs, in about half an hour; FUZZ_INPUTS=1000 for fewer"
+	@echo "make sbom         what is installed, as CycloneDX, in sbom.json"
+	@echo "make audit        known vulnerabilities of what is installed"
 	@echo "make benchmark    f and seconds beside greedy; DATA='shards/*.parquet' names the features"
 	@echo "make clean        removes what the above made"
 
@@ -39,8 +43,17 @@ test: lint
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
 
+fuzz: $(INSTALLED)
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
+
+sbom: $(INSTALLED)
+	$(BIN)/python tools/sbom.py requirements.lock > sbom.json
+
+audit:
+	$(PYTHON) tools/audit.py requirements.lock
+
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/greedy.py $(DATA)
 
 clean:
-	rm -rf $(VENV) quickstart-data runs .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-audit sbom.json quickstart-data runs .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
