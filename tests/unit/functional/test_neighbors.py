@@ -56,7 +56,7 @@ def test_no_rows_have_no_lists():
 def test_with_copies_each_sample_is_first_in_its_own_list_and_no_list_repeats(
     monkeypatch, dtype, num_neighbors, key_rows
 ):
-    """apricot #19: redundant rows give repeated indices (CASES, 41)."""
+    """apricot #19: redundant rows give repeated indices."""
     monkeypatch.setattr(neighbors, "QUERY_ROWS", 4)
     monkeypatch.setattr(neighbors, "KEY_ROWS", key_rows)
     # 30 samples, 5 of them different, with norms that round to either side of 1
