@@ -159,7 +159,7 @@ def read_dump(
         _check_tensor("scales", dumped["scales"], torch.float64, num_terms)
         if dumped["best_mask"] is not None:
             _check_tensor("best_mask", dumped["best_mask"], torch.bool, num_samples)
-        logits_N = logits_M[:num_samples] if isinstance(logits_M, Tensor) else torch.empty(0)
+        logits_N = logits_M[:num_samples] if isinstance(logits_M, Tensor) and logits_M.dim() else torch.empty(0)
         _check_tensor("policy.logits", logits_N, torch.float32, num_samples)
     except ValueError as error:
         raise CheckpointError(f"the checkpoint cannot be used ({error}); delete it to go on without it.") from error

@@ -14,7 +14,7 @@ from datamask_pl.data.blocks import BlockBy, BlockPlan, deal_blocks, hash_plan, 
 from datamask_pl.data.loader import BlockQueue, StepLoader
 from datamask_pl.data.reader import BlockReader, OnBadRow
 from datamask_pl.data.rows import MAX_LISTED, BadRow, BadRows
-from datamask_pl.data.scaling import ConstantQualityWarning, QualityScaling, is_constant
+from datamask_pl.data.scaling import QualityScaling, quality_warning
 from datamask_pl.data.schema import Columns, Dataset, read_dataset
 from datamask_pl.data.types import Block
 from datamask_pl.distributed import failing_together, gather_objects, place, rank_and_world
@@ -320,20 +320,17 @@ class FeatureDataModule(LightningDataModule):
         with failing_together():
             block = self._ready.queue.take(index)
         assert block is not None
-        self._warn_of_constant_quality(block)
+        self._warn_of_quality(block)
         return block
 
-    def _warn_of_constant_quality(self, block: Block) -> None:
-        is_first_rank = rank_and_world()[0] == 0
-        if not is_first_rank or self._has_warned or block.num_samples == 1 or not is_constant(block.quality_N.numpy()):
+    def _warn_of_quality(self, block: Block) -> None:
+        if rank_and_world()[0] > 0 or self._has_warned:
             return
-        self._has_warned = True
-        warnings.warn(
-            f"the quality of all {block.num_samples} samples of block {block.index} is "
-            f"{block.quality_N[0].item():.6g}: it cannot tell them apart, only diversity can. (Said once a run.)",
-            ConstantQualityWarning,
-            stacklevel=2,
-        )
+        quality_N, scaled_N = block.quality_N.numpy(), block.scaled_quality_N.numpy()
+        warning = quality_warning(quality_N, scaled_N, block=block.index, scaling=self.quality_scaling)
+        if warning is not None:
+            self._has_warned = True
+            warnings.warn(warning, stacklevel=2)
 
 
 class _Contents:

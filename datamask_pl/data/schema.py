@@ -137,6 +137,11 @@ def _read_footer(location: Location, columns: Columns) -> _Footer:
     with open_parquet(location) as parquet:
         metadata = parquet.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        if sum(rows) != metadata.num_rows or any(num_rows < 0 for num_rows in rows):
+            raise DataFileError(
+                f"{location.name} is damaged: its row groups have {sum(rows)} rows and its footer says "
+                f"{metadata.num_rows}; write or copy it again."
+            )
         schema = parquet.schema_arrow
         for name in columns.names:
             _check_is_there_once(location.name, name, schema.names)

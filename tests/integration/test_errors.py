@@ -247,6 +247,25 @@ class TestContinuing:
     def test_one_of_other_settings_or_data(self, refused, data, run_of, how, args, needed):
         refused(needed, "another --run_name", args=(*data, *args, *how))
 
+    @pytest.mark.parametrize(
+        ("path", "needed"),
+        [
+            ("last", "--ckpt_path last: no run in runs/datamask has a checkpoint; start without --ckpt_path"),
+            ("runs/datamask/version_7/checkpoints/block-00000-step-000001.ckpt", "does not exist"),
+            ("nowhere", "checkpoint nowhere does not exist; give the path of a .ckpt file, or last"),
+            ("x" * 300, "does not exist"),
+        ],
+        ids=["last", "a checkpoint", "a folder", "a long name"],
+    )
+    @pytest.mark.parametrize(
+        "others", [(), ("runs/datamask/version_0",), ("runs/other/version_0/mask/part-00000.parquet",)]
+    )
+    def test_a_checkpoint_that_is_not_there(self, refused, data, workplace, path, needed, others):
+        """lightning #18524: `--ckpt_path last` without a checkpoint trains from scratch and ends well."""
+        for other in others:
+            (workplace / other).mkdir(parents=True)
+        refused(needed, args=(*data, "--ckpt_path", path))
+
     @pytest.mark.parametrize("content", ["half", "text", "empty", "list", "other dict"])
     def test_a_checkpoint_that_is_damaged_or_foreign(self, refused, data, workplace, capsys, content):
         fit(*data)

@@ -376,7 +376,7 @@ def test_the_default_list_is_six_over_the_ratio_within_limits():
     ids=["quality", "pairwise", "disf", "disf_standardized", "facility_location", "short_lists", "approximate"],
 )
 def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_slice_rows, is_reversed):
-    """LESS #33: the result depends on the number of devices (CASES, 26)."""
+    """LESS #33: the result depends on the number of devices."""
     monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
     monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
     monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)

@@ -53,7 +53,7 @@ def random_solver(kind, seed, *, num_samples=None):
 @pytest.mark.parametrize("num_selected", [1, 2, 50, 99, 100])
 @pytest.mark.parametrize("num_levels", [1, 2, 7, 1000])
 def test_top_k_is_a_stable_sort_cut_at_the_budget(num_selected, num_levels):
-    """torch #127196: ties in topk differ between devices (CASES, 37)."""
+    """torch #127196: ties in topk differ between devices."""
     logits_N = np.random.default_rng(num_levels).integers(0, num_levels, size=100).astype(np.float32)
     expected_N = oracles.mask_of(list(np.argsort(-logits_N, kind="stable")[:num_selected]), 100)
     mask_N = top_k_mask(torch.tensor(logits_N), num_selected)
