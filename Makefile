@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint benchmark clean
+.PHONY: help install quickstart test test-slow lint docs benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
 	@echo "make test         linters, types and all tests"
 	@echo "make test-slow    runs that are killed, again and again"
+	@echo "make docs         the documentation as pages, in site/"
 	@echo "make benchmark    f and seconds beside greedy; DATA='shards/*.parquet' names the features"
 	@echo "make clean        removes what the above made"
 
@@ -39,8 +40,12 @@ test: lint
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/greedy.py $(DATA)
 
 clean:
-	rm -rf $(VENV) quickstart-data runs .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
