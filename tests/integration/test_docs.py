@@ -31,7 +31,9 @@ def options_of_help(command, capsys):
     """Every option that the command line itself lists."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    return set(re.findall(r"^ +(?:-h, )?(--[a-z_]+(?:\.[a-z_]+)*)", capsys.readouterr().out, re.MULTILINE))
+    # where options may be environment variables too, their lines begin with ARG: and ENV:
+    lines = re.findall(r"^ +(?:ARG: +)?-.*$", capsys.readouterr().out, re.MULTILINE)
+    return {name for line in lines for name in re.findall(r"(?<![\w-])--[a-z_]+(?:\.[a-z_]+)*", line)}
 
 
 def options_of_page(text):
