@@ -9,12 +9,13 @@ BENCHMARK_VENV := .venv-benchmark
 BENCHMARK_INSTALLED := $(BENCHMARK_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint fuzz sbom audit benchmark clean
+.PHONY: help install quickstart test test-slow lint docs fuzz sbom audit benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
 	@echo "make test         linters, types and all tests"
 	@echo "make test-slow    runs that are killed, again and again"
+	@echo "make docs         the documentation as pages, in site/"
 	@echo "make fuzz         100,000 damaged files and configs, in about half an hour; FUZZ_INPUTS=1000 for fewer"
 	@echo "make sbom         what is installed, as CycloneDX, in sbom.json"
 	@echo "make audit        known vulnerabilities of what is installed"
@@ -47,6 +48,10 @@ test: lint
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 fuzz: $(INSTALLED)
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
 
@@ -68,4 +73,4 @@ benchmark: $(BENCHMARK_INSTALLED)
 	PYTHONPATH=. $(BENCHMARK_VENV)/bin/python benchmarks/suite.py $(DATA) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCHMARK_VENV) .venv-audit sbom.json quickstart-data runs .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(BENCHMARK_VENV) .venv-audit sbom.json quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
