@@ -123,6 +123,9 @@ class RunSummary(Callback):
         print(f"watch   tensorboard --logdir {folder}")
         if num_done == num_blocks:
             print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
+        if num_done == num_blocks and export.folder == folder / "mask":
+            shown = shlex.quote(str(folder))
+            print(f"show    python cli.py compare --run {shown} && python cli.py report --run {shown}")
 
 
 def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # noqa: ANN401

@@ -35,18 +35,21 @@ class FinishedRun:
         mask: folder of the parts.
         manifest: of the mask; its blocks are those that are finished.
         data: the files, which are those that the mask was learned from.
-        objective: what was maximised.
+        learner: with the options of the run; it has learned nothing.
         quality_weight: as the run was told.
-        is_calibrated: whether terms are divided by their spread.
     """
 
     folder: Path
     mask: Path
     manifest: Manifest
     data: FeatureDataModule
-    objective: JointObjective
+    learner: MaskLearner
     quality_weight: float
-    is_calibrated: bool
+
+    @property
+    def objective(self) -> JointObjective:
+        """What was maximised."""
+        return self.learner.objective
 
 
 def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Path, Path]:
@@ -117,9 +120,8 @@ def open_run(mask: Path, folder: Path, *, source: str | list[str] | None) -> Fin
         mask=mask,
         manifest=manifest,
         data=data,
-        objective=learner.objective,
+        learner=learner,
         quality_weight=float(config["model"]["quality_weight"]),
-        is_calibrated=learner.calibrate,
     )
 
 

@@ -205,7 +205,8 @@ class TestLog:
         fit(*blocks, *ESTIMATORS[estimator], "--trainer.log_every_n_steps", "50")
         events = EventAccumulator(str(run_folder())).Reload()
         tags = {*self.SHARED, "objective/facility_location", "speed/samples_per_second", *own}
-        assert set(events.Tags()["scalars"]) == tags
+        results = {"result/f", "result/quality", "result/facility_location"}
+        assert set(events.Tags()["scalars"]) == tags | results
         for tag in tags:
             assert [event.step for event in events.Scalars(tag)] == [1, 6, 7, 12, 13, 18], tag
         rates = [event.value for event in events.Scalars("policy/lr")]

@@ -126,7 +126,9 @@ class TestTheTable:
     def test_of_a_large_block_a_random_part_is_compared_and_it_says_so(self, run, capsys):
         compare("--run", run, "--max_samples", 30)
         out = capsys.readouterr().out
-        assert "30 random samples of 50: the mask, learned for all of them, is restricted" in out
+        assert "30 random samples of 50, see max_samples. The mask was learned for all of them" in out
+        assert "relearned is what the run's method learns for these samples" in out
+        assert float(table(run)[0, "relearned"]["f"]) >= float(table(run)[0, "mask"]["f"])
         (block,) = json.loads((run / COMPARISON_JSON).read_text())["blocks"]
         assert block["num_samples"] == 30
         _, quality_N = block_of(0)
