@@ -257,8 +257,9 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("options", "schedule"),
         [
-            ({}, (20, 2.0, 0.2)),
-            ({"control_variate": False}, (20, 2.0, 0.2)),
+            ({}, (20, 4.0, 1.5)),
+            ({"control_variate": False}, (20, 4.0, 1.5)),
+            ({"diversity": "disf"}, (8, 4.0, 1.5)),
             ({"estimator": "leave_one_out"}, (300, 2.0, 0.2)),
             ({"estimator": "group_relative"}, (300, 2.0, 0.2)),
             ({"estimator": "group_relative", "control_variate": False}, (1000, 10.0, 1.0)),
