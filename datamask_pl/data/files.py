@@ -104,7 +104,7 @@ def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
             parquet = pq.ParquetFile(
                 source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
             )
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise DataFileError(_diagnose(location, str(error))) from error
         with parquet:
             yield parquet
@@ -195,6 +195,6 @@ def _naming(name: str, verb: str, *, is_remote: bool) -> Iterator[None]:
             raise DataFileError(
                 f"{name} cannot be {verb} ({type(error).__name__}); check the URL, its protocol and the credentials."
             ) from None
-        if isinstance(error, (pa.ArrowException, OSError)):
+        if isinstance(error, (pa.ArrowException, OSError, UnicodeDecodeError)):  # the last of a damaged name
             raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error
         raise
