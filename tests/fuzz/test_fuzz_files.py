@@ -190,7 +190,7 @@ KINDS = {
     "half": {"feature_type": pa.list_(pa.float16(), 4)},
     "text ids": {"chunk_id": pa.array([f"id {row}" for row in range(60)]).dictionary_encode()},
 }
-# Of all but the last every altered row is noticed. Page headers have no checksum, and that of a dictionary can be altered
+# Of all but the last every altered row is noticed. Page headers have no checksum; that of a dictionary can be altered
 # to give other values: pyarrow 26 read one in some thousands of such files as one id for a whole row group.
 WRITERS = [
     {"compression": "zstd", "use_dictionary": False},
