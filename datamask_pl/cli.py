@@ -70,6 +70,8 @@ def main(args: Sequence[str] | None = None) -> None:
         # a disk or a network that fails where nobody expected it; the system's words name the file
         _fail(f"{_one_line(str(error))}; the same command can be given again.", code=FAILURE)
     except Exception as error:
+        if str(error) == "embedded null byte":  # what the system says of such a path
+            _fail("a path holds a zero byte; remove it.")
         if type(error).__name__ != "MisconfigurationException":  # named, so that --help of others imports no Lightning
             raise
         _fail(_one_line(str(error)))

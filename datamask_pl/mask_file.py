@@ -110,7 +110,7 @@ class Manifest:
             manifest._check()
         except DataFileError:
             raise
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataFileError(
@@ -181,7 +181,8 @@ def write_part(
     text = json.dumps(metadata).encode()
     table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: text, _SUM_KEY: _sum_of(text)})
     with atomic_path(folder / part_name(block.index)) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        # no dictionaries: a page's header has no checksum, and that of a dictionary can turn all values into others
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True, use_dictionary=False)
     return about
 
 

@@ -61,10 +61,10 @@ class BlockReader:
         Raises:
             BadRowError: If a row is bad and on_bad_row is `error`, an id is null, or no row of the block is left.
             DataFileError: If a file cannot be read, or is no longer what its footer said.
-            ConfigError: If the ids of the block are more than arrow can hold in one array.
+            ConfigError: If the block does not fit into memory, or its ids not into one array of arrow.
         """
         num_rows = plan.num_rows
-        features_ND = torch.empty((num_rows, self.num_features), dtype=self._dtype)
+        features_ND = self._make_room(num_rows)
         inv_norm_N, quality_N = np.empty((2, num_rows), dtype=np.float32)
         source_file_N = np.empty(num_rows, dtype=np.int32)
         source_row_N = np.empty(num_rows, dtype=np.int64)
@@ -156,6 +156,17 @@ class BlockReader:
                         f"{file.name}: row group {segment.row_group} ends after {row} rows, its footer says "
                         f"{file.row_group_rows[segment.row_group]}; write the file again."
                     )
+
+    def _make_room(self, num_rows: int) -> torch.Tensor:
+        """Memory for the features of a block."""
+        try:
+            return torch.empty((num_rows, self.num_features), dtype=self._dtype)
+        except (RuntimeError, MemoryError) as error:
+            num_bytes = num_rows * self.num_features * self._dtype.itemsize
+            raise ConfigError(
+                f"a block of {num_rows} rows of {self.num_features} features takes {num_bytes / 1e9:.3g} GB, which is "
+                "more than there is; lower data.block_size."
+            ) from error
 
     def _check_any_left(self, num_kept: int, bad_rows: BadRows, index: int) -> None:
         if num_kept == 0:

@@ -135,6 +135,10 @@ class TestOptions:
             (b"model:\n  shiny: 1\n", "model.shiny"),
             (b"hello", "hello"),
             (b"\xff\xfe\x00", "YAML"),
+            (b"model: 5\n", "model must be options by name, such as {name: value}, got 5"),
+            (b"trainer: []\n", "trainer must be options by name"),
+            (b"launch: null\n", "launch must be options by name"),
+            (b'model: "\\0"\n', "a path holds a zero byte"),
         ],
     )
     def test_a_config_that_cannot_be_read_is_refused(self, refused, data, workplace, text, needed):

@@ -287,6 +287,13 @@ def test_checking_finds_what_reading_finds(tmp_path):
         make_reader(name).check(plan, 0)
 
 
+def test_a_block_that_does_not_fit_into_memory_asks_for_smaller_ones(tmp_path):
+    reader = make_reader(write(tmp_path / "a.parquet", make_table(3)))
+    reader.num_features = 2**50
+    with pytest.raises(ConfigError, match=r"3 rows of 1125899906842624 features takes 1\.35e\+07 GB"):
+        reader.read(plan_for(reader)[0], 0)
+
+
 def test_a_file_that_changes_between_plan_and_reading_is_an_error(tmp_path):
     name = write(tmp_path / "a.parquet", make_table(5))
     reader = make_reader(name)
