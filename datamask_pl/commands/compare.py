@@ -179,7 +179,7 @@ def _compare_block(
     features_ND = ground.features(slice(None))
     scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
     masks, seconds = {MASK: mask_N}, {MASK: float(about["seconds"])}
-    if ground.num_samples < about["num_samples"] and run.learner.is_whole_block:
+    if ground.num_samples < about["num_samples"] and _can_relearn(run):
         masks[RELEARNED], seconds[RELEARNED] = _timed(lambda: _relearn(run, ground, scales))
     scale_of = cache(partial(_scale, run, ground, about["scales"], seed=derive_seed(seed, index, 1)))
     for name in names:
@@ -206,6 +206,11 @@ def _compare_block(
             f"f of the mask is {rows[0].f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or "
             "qualities in the files have changed since the run, or the objective has."
         )
+    if run.limits:
+        notes.append(
+            f"the mask keeps to {', '.join(run.limits)}; the others keep as many samples, whatever these say: they "
+            "have more to choose from."
+        )
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
     return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
 
@@ -214,6 +219,10 @@ def _timed(choose: Callable[[], Tensor]) -> tuple[Tensor, float]:
     started_s = time.perf_counter()
     mask_N = choose()
     return mask_N, time.perf_counter() - started_s
+
+
+def _can_relearn(run: FinishedRun) -> bool:
+    return run.learner.is_whole_block and not run.limits
 
 
 def _relearn(run: FinishedRun, ground: GroundSet, scales: Tensor) -> Tensor:
@@ -246,7 +255,7 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
         f"{max_samples:,} random samples of {block.num_samples:,}, see max_samples. The mask was learned for all of "
         "them and is restricted to these, for which the others choose: its f here is lower than it could be. "
     )
-    if run.learner.is_whole_block:
+    if _can_relearn(run):
         note += f"{RELEARNED} is what the run's method learns for these samples: compare that with the others."
     else:
         note += "Only whole blocks are fair."

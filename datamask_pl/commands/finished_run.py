@@ -25,6 +25,8 @@ from datamask_pl.joint_objective import JointObjective
 from datamask_pl.mask_file import MANIFEST_NAME, Manifest, list_parts, part_name, read_part
 from datamask_pl.module import MaskLearner
 
+_LIMITS = ("cost_column", "group_column", "keep_ids", "drop_ids")
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -50,6 +52,21 @@ class FinishedRun:
     def objective(self) -> JointObjective:
         """What was maximised."""
         return self.learner.objective
+
+    @property
+    def limits(self) -> list[str]:
+        """Options by which the budget went, beside the number of samples."""
+        return limits_of(self.manifest.config or {})
+
+
+def limits_of(config: dict[str, Any]) -> list[str]:
+    """Options of a run by which its budget went, beside the number of samples.
+
+    Example:
+        >>> limits_of({"data": {"path": "shards", "cost_column": "tokens", "group_column": None}})
+        ['data.cost_column']
+    """
+    return [f"data.{name}" for name in _LIMITS if config.get("data", {}).get(name)]
 
 
 def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Path, Path]:

@@ -16,6 +16,7 @@ from shards import make_table, write
 from datamask_pl.baselines.catalog import BASELINES
 from datamask_pl.cli import main
 from datamask_pl.commands.compare import COMPARISON_CSV, COMPARISON_JSON
+from datamask_pl.commands.finished_run import FinishedRun
 from datamask_pl.data.scaling import scale_quality
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.evidence import competitors
@@ -137,6 +138,12 @@ class TestTheTable:
         means = {quality_N[rows].mean() for rows in oracle_subsets(np.flatnonzero(own_N), block["num_selected"])}
         assert min(abs(quality - mean) for mean in means) < 1e-6
         assert float(table(run)[0, "top_quality"]["quality"]) <= quality_N[np.argsort(-quality_N)][:10].mean()
+
+    def test_of_a_mask_with_limits_it_says_that_the_others_have_none(self, run, capsys, monkeypatch):
+        monkeypatch.setattr(FinishedRun, "limits", ["data.cost_column"])
+        compare("--run", run, "--max_samples", 30, "--competitors", "[random]")
+        assert "the mask keeps to data.cost_column; the others keep as many samples" in capsys.readouterr().out
+        assert {name for _, name in table(run)} == {"mask", "random"}
 
     def test_a_custom_objective_and_several_terms_are_valued_as_the_run_did(self, made, workplace):
         terms = '[{"objective": "pairwise", "weight": 2}, {"objective": {"class_path": "custom_objectives.EvenRows"}}]'
