@@ -59,7 +59,7 @@ def multilinear_update(
     Raises:
         ObjectiveError: If an expectation or its gradient is not finite; on all ranks.
     """
-    p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
+    p_M = ground.probabilities(logits_M)
     expectation, term_values = objective.linearize(p_M, ground, scales, when=f"at {step_name}")
     metrics = {
         "objective/f": expectation.value,
@@ -69,7 +69,7 @@ def multilinear_update(
         if term.weight > 0 and scale > 0:
             metrics[f"objective/{term.name}"] = value
     metrics |= {f"objective/{name}": value for name, value in expectation.diagnostics.items()}
-    return Update(multilinear.ascent_direction(expectation.gradient_N, p_M), metrics)
+    return Update(ground.ascent_direction(expectation.gradient_N, p_M), metrics)
 
 
 def rollout_update(

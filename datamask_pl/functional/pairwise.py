@@ -33,7 +33,7 @@ def pairwise_value(sums_RD: Tensor, squared_norms_R: Tensor, *, num_selected: in
     """
     if num_selected == 1:
         return torch.zeros_like(squared_norms_R)
-    return (squared_norms_R - sums_RD.square().sum(1)) / (num_selected * (num_selected - 1))
+    return (squared_norms_R - sums_RD.square().sum(1)) / _num_pairs(num_selected)
 
 
 def pairwise_gradient(features_CD: Tensor, p_C: Tensor, sum_D: Tensor, *, num_selected: int) -> Tensor:
@@ -51,4 +51,19 @@ def pairwise_gradient(features_CD: Tensor, p_C: Tensor, sum_D: Tensor, *, num_se
     if num_selected == 1:
         return torch.zeros_like(p_C)
     others_C = (features_CD @ sum_D.to(features_CD.dtype)).double() - p_C * features_CD.square().sum(1).double()
-    return others_C * (-2.0 / (num_selected * (num_selected - 1)))
+    return others_C * (-2.0 / _num_pairs(num_selected))
+
+
+def relative_pairs_slope(size: float) -> float:
+    """Derivative of log(k (k - 1)) by the size k, for sizes that are expectations.
+
+    Example:
+        >>> relative_pairs_slope(3), relative_pairs_slope(1.5)
+        (0.8333333333333334, 0.0)
+    """
+    return (2 * size - 1) / _num_pairs(size) if size >= 2 else 0.0
+
+
+def _num_pairs(size: float) -> float:
+    """Ordered pairs of different members. An expected size may be below 2: as many as 2 have, not one of none."""
+    return max(size, 2) * (max(size, 2) - 1)
