@@ -97,7 +97,7 @@ class Objective(ABC):
         return Expectation(value.detach().double(), gradient_N.double())
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
-        """What `linearize` leaves out of the derivative where the size of a mask is free: that by `ground.num_selected`.
+        """What `linearize` leaves out where the size of a mask is free: the derivative by `ground.num_selected`.
 
         Args:
             p_N: float64 (N,), inclusion probabilities that add up to `ground.num_selected`.

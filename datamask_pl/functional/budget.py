@@ -184,8 +184,8 @@ def group_budgets(rule: BudgetRule, totals: Totals, *, cost_step: float = 1.0) -
     if totals.has_costs and not _keeps_any(totals, budgets):
         raise BudgetError(
             f"select_ratio keeps 0 of {num_samples} samples: the budget is {sum(budgets):.12g} of a total cost of "
-            f"{sum(totals.costs):.12g} ({rule.select_ratio}), the cheapest sample costs {min(totals.lowest_costs):.12g}; "
-            "raise it or give larger blocks."
+            f"{sum(totals.costs):.12g} ({rule.select_ratio}), the cheapest sample costs "
+            f"{min(totals.lowest_costs):.12g}; raise it or give larger blocks."
         )
     return budgets
 
