@@ -59,6 +59,10 @@ class CountingGroup(RankGroup):
         CountingGroup.num_bytes += tensor.numel() * tensor.element_size()
         return super().sum_(tensor)
 
+    def complete_(self, tensor: Tensor, rows_of: list[range]) -> Tensor:
+        CountingGroup.num_bytes += len(rows_of[self.rank]) * tensor[0].numel() * tensor.element_size()
+        return super().complete_(tensor, rows_of)
+
 
 def clustered(num_samples: int, num_features: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)

@@ -159,6 +159,10 @@ class RankGroup:
         """This rank's contiguous share of `count` pieces of work; shares differ by at most one piece."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
+    def shares(self, count: int) -> list[range]:
+        """Every rank's share of `count` pieces of work, in rank order."""
+        return [RankGroup(rank, self.size).share(count) for rank in range(self.size)]
+
     def any(self, is_true: bool) -> bool:
         """True on every rank if it is on any. Through the host: a GPU does not wait for it."""
         if self.size == 1:
@@ -194,4 +198,21 @@ class RankGroup:
         """
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+        return tensor
+
+    def complete_(self, tensor: Tensor, rows_of: list[range]) -> Tensor:
+        """Gives every rank the rows that the others have filled in, in place, and returns the tensor.
+
+        Args:
+            tensor: of any type, (N, ...), contiguous; this rank's rows are filled in.
+            rows_of: each rank's rows.
+        """
+        if self.size > 1:
+            works = [
+                dist.broadcast(tensor[rows.start : rows.stop], src=rank, async_op=True)
+                for rank, rows in enumerate(rows_of)
+                if len(rows)
+            ]
+            for work in works:
+                work.wait()
         return tensor

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
-from datamask_pl.functional import multilinear, plackett_luce
+from datamask_pl.functional import plackett_luce
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
@@ -59,11 +59,11 @@ def multilinear_update(
     Raises:
         ObjectiveError: If an expectation or its gradient is not finite; on all ranks.
     """
-    p_M = ground.probabilities(logits_M)
+    p_M = ground.probabilities(logits_M, is_shared=True)
     expectation, term_values = objective.linearize(p_M, ground, scales, when=f"at {step_name}")
     metrics = {
         "objective/f": expectation.value,
-        "policy/undecided": multilinear.undecided_share(p_M, ground.num_selected),
+        "policy/undecided": ground.undecided_share(p_M),
     }
     for term, value, scale in zip(objective.terms, term_values, scales.tolist(), strict=True):
         if term.weight > 0 and scale > 0:
@@ -126,11 +126,11 @@ def rollout_update(
 
     best = int(rewards_R.argmax())
     best_draw_1K = _draw(logits_M, ground.num_selected, seed_of(best))[None]
-    p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
+    p_M = ground.probabilities(logits_M)
     metrics = {
         "objective/f": rewards_R.mean(),
         "objective/f_best": rewards_R[best],
-        "policy/undecided": multilinear.undecided_share(p_M, ground.num_selected),
+        "policy/undecided": ground.undecided_share(p_M),
         "policy/advantage_spread": advantages_R.std(correction=0),
         "policy/reward_spread": rewards_R.std(correction=0),
         "policy/groups_without_spread": torch.tensor(float(not has_spread(rewards_R)), dtype=torch.float64),

@@ -105,17 +105,22 @@ class GroundSet:
         """The mask of the highest scores that is allowed: bool (N,). Equal scores are taken in row order."""
         return top_k_mask(scores_N, self.num_selected) if self.constraint is None else self.constraint.fill(scores_N)
 
-    def probabilities(self, logits_N: Tensor) -> Tensor:
-        """Inclusion probabilities that meet the budget on average: float64 (N,)."""
-        if self.constraint is None:
-            return multilinear.inclusion_probabilities(logits_N, self.num_selected)
-        return self.constraint.probabilities(logits_N)
+    def probabilities(self, logits_N: Tensor, *, is_shared: bool = False) -> Tensor:
+        """Inclusion probabilities that meet the budget on average: float64 (N,). Collective if `is_shared`."""
+        if self.constraint is not None:
+            return self.constraint.probabilities(logits_N)
+        over_slices = self.stack_over_slices if is_shared else multilinear.in_one_slice
+        return multilinear.inclusion_probabilities(logits_N, self.num_selected, over_slices=over_slices)
 
     def ascent_direction(self, gradient_N: Tensor, p_N: Tensor) -> Tensor:
-        """Direction in which the logits move, for a gradient in the probabilities: float64 (N,)."""
-        if self.constraint is None:
-            return multilinear.ascent_direction(gradient_N, p_N)
-        return self.constraint.ascent_direction(gradient_N, p_N)
+        """Direction in which the logits move, for a gradient in the probabilities: float64 (N,). Collective."""
+        if self.constraint is not None:
+            return self.constraint.ascent_direction(gradient_N, p_N)
+        return multilinear.ascent_direction(gradient_N, p_N, over_slices=self.stack_over_slices)
+
+    def undecided_share(self, p_N: Tensor) -> Tensor:
+        """How much of the budget is still undecided, scalar in [0, 1]."""
+        return multilinear.undecided_share(p_N, p_N.sum() if self.has_free_size else self.num_selected)
 
     def own_slices(self) -> Iterator[slice]:
         """This rank's slices, in row order."""
@@ -128,8 +133,7 @@ class GroundSet:
 
     def own_rows(self) -> range:
         """This rank's rows: its slices end to end."""
-        share = self.ranks.share(len(self._edges) - 1)
-        return range(self._edges[share.start], self._edges[share.stop])
+        return self._rows_of_ranks()[self.ranks.rank]
 
     def sum_over_slices(self, part: Callable[[slice], Tensor], *, bound: float) -> Tensor:
         """Sum over all slices of `part(rows)`, the same bits on any number of ranks. Collective.
@@ -149,19 +153,45 @@ class GroundSet:
             total = part(slice(0, 0)).double().zero_()
         return self.ranks.sum_(total)
 
+    def stack_over_slices(self, part: Callable[[slice], Tensor]) -> Tensor:
+        """What `part(rows)` is of every slice, for sums of which no bound is known. Collective.
+
+        Args:
+            part: float of any shape, the same for every slice.
+
+        Returns:
+            float64 (number of slices, ...), the same bits on any number of ranks.
+        """
+        num_slices = len(self._edges) - 1
+        own = [part(rows) for rows in self.own_slices()]
+        shape = own[0].shape if own else part(slice(0, 0)).shape
+        parts = torch.zeros(num_slices, *shape, dtype=torch.float64, device=self.device)
+        for index, values in zip(self.ranks.share(num_slices), own, strict=True):
+            parts[index] = values
+        return self.ranks.sum_(parts)
+
     def map_over_slices(self, part: Callable[[slice], Tensor]) -> Tensor:
         """Puts together one value a row, each computed by one rank. Collective.
 
         Args:
-            part: float (C,) for a slice's rows.
+            part: float (C,) for a slice's rows; in which type values travel between ranks.
 
         Returns:
             float64 (N,).
         """
-        values_N = torch.zeros(self.num_samples, dtype=torch.float64, device=self.device)
+        values_N: Tensor | None = None
         for rows in self.own_slices():
-            values_N[rows] = part(rows).double()
-        return self.ranks.sum_(values_N)
+            values_C = part(rows)
+            if values_N is None:
+                values_N = values_C.new_empty(self.num_samples)
+            values_N[rows] = values_C
+        if values_N is None:  # more ranks than slices: learn the type from no rows
+            values_N = part(slice(0, 0)).new_empty(self.num_samples)
+        return self.ranks.complete_(values_N, self._rows_of_ranks()).double()
+
+    def _rows_of_ranks(self) -> list[range]:
+        shares = self.ranks.shares(len(self._edges) - 1)
+        return [range(self._edges[share.start], self._edges[share.stop]) for share in shares]
 
     def cached(self, key: Hashable, build: Callable[[], T]) -> T:
         """Returns what `build` made when the key was first asked for. Collective if `build` is."""

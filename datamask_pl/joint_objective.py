@@ -171,24 +171,28 @@ class JointObjective:
             ObjectiveError: If a term's expectation or its gradient is not finite; its text ends with `when`.
         """
         value = torch.zeros((), dtype=torch.float64, device=p_N.device)
-        gradient_N = torch.zeros_like(p_N)
+        gradient_N: Tensor | None = None
         term_values = torch.full((len(self.terms),), torch.nan, dtype=torch.float64, device=p_N.device)
         diagnostics: dict[str, Tensor] = {}
         for index, (term, factor) in enumerate(zip(self.terms, self._factors(scales).tolist(), strict=True)):
             if factor == 0.0:
                 continue
             part = _linearize(term.objective, p_N, ground)
-            if not bool(part.value.isfinite() & part.gradient_N.isfinite().all()):
+            if not bool(torch.stack([part.value, *part.gradient_N.aminmax()]).isfinite().all()):
                 raise _not_finite(
                     f"objective {term.name} has an expectation of {part.value.item()} with "
                     f"{int((~part.gradient_N.isfinite()).sum())} derivatives that are not finite {when}; "
                     "`expectation` must be finite and differentiable where probabilities are 0 or 1, too."
                 )
             value = value + factor * part.value
-            gradient_N = gradient_N + factor * part.gradient_N
+            # the first product is a tensor of its own: a term may keep the gradient that it gives
+            if gradient_N is None:
+                gradient_N = part.gradient_N * factor
+            else:
+                gradient_N.add_(part.gradient_N, alpha=factor)
             term_values[index] = part.value
             diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
-        return Expectation(value, gradient_N, diagnostics), term_values
+        return Expectation(value, torch.zeros_like(p_N) if gradient_N is None else gradient_N, diagnostics), term_values
 
     def _factors(self, scales: Tensor) -> Tensor:
         weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)
@@ -211,9 +215,7 @@ def _value(objective: Objective, masks_RN: Tensor, ground: GroundSet) -> Tensor:
 
 
 def _linearize(objective: Objective, p_N: Tensor, ground: GroundSet) -> Expectation:
-    """The expectation; where sizes are free, a first-order approximation: divided by the expected size, and exact where
-    p is a mask.
-    """
+    """The expectation; where sizes are free, to first order: divided by the expected size, exact where p is a mask."""
     if not ground.has_free_size:
         return objective.linearize(p_N, ground)
     size = float(p_N.sum())

@@ -1,7 +1,7 @@
 """The mask on disk: one parquet part a block, and a manifest that says what they belong to.
 
 A part has one row a sample of the block: the id in its exact type, where the sample came from, whether it is kept, its
-logit, inclusion probability and quality. Parts and manifest are written whole or not at all.
+logit, inclusion probability and quality, and its cost and group where it has them. Parts and manifest are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -150,6 +150,12 @@ def write_part(
         "probability": pa.array(result.probability_N.numpy().astype(np.float32, copy=False)),
         "quality": pa.array(block.quality_N.cpu().numpy()),
     }
+    if block.limits is not None and block.limits.cost_N is not None:
+        columns["cost"] = pa.array(block.limits.cost_N.numpy())
+    if block.limits is not None and block.limits.group_N is not None:
+        columns["group"] = pa.DictionaryArray.from_arrays(
+            pa.array(block.limits.group_N.numpy(), pa.int32()), pa.array(block.limits.names, pa.string())
+        )
     about = describe_block(result)
     metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
     table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata).encode()})
@@ -245,6 +251,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 
 def describe_block(result: BlockResult) -> dict[str, Any]:
     """What the manifest says of a block: plain types."""
+    limits = {} if not result.budgets else {"budgets": [asdict(group) for group in result.budgets]}
     return {
         "part": part_name(result.block.index),
         "num_samples": result.block.num_samples,
@@ -256,4 +263,5 @@ def describe_block(result: BlockResult) -> dict[str, Any]:
         "scales": result.scales,
         "num_steps": result.num_steps,
         "seconds": round(result.seconds, 3),
+        **limits,
     }

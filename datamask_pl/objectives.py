@@ -148,8 +148,13 @@ class Quality(ClosedFormObjective):
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
-        value = quality_value(p_N[None], ground.quality_N, num_selected=ground.num_selected)[0]
-        return Expectation(value, ground.quality_N.double() / ground.num_selected)
+
+        def build() -> Tensor:
+            return ground.quality_N.double() / ground.num_selected
+
+        # where sizes are free, num_selected is of this p alone
+        gradient_N = build() if ground.has_free_size else ground.cached("quality_gradient", build)
+        return Expectation(p_N @ gradient_N, gradient_N)
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `Objective.size_slope`."""
@@ -161,18 +166,21 @@ class PairwiseSimilarity(ClosedFormObjective):
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
-        squared_norms_R = self._squared_norms(masks_RN, ground)
+        squared_norms_R = masks_RN.double() @ self._squared_norm(ground)
         return pairwise.pairwise_value(self._sums(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected)
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
         k = ground.num_selected
         sum_D = self._sums(p_N[None], ground)[0]
+        norm_N = self._squared_norm(ground)
         gradient_N = ground.map_over_slices(
-            lambda rows: pairwise.pairwise_gradient(ground.features(rows), p_N[rows], sum_D, num_selected=k)
+            lambda rows: pairwise.pairwise_gradient(
+                ground.features(rows), p_N[rows], norm_N[rows], sum_D, num_selected=k
+            )
         )
-        squared_norm = self._squared_norms(p_N[None].square(), ground)
-        return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm, num_selected=k)[0], gradient_N)
+        squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
+        return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `Objective.size_slope`."""
@@ -185,11 +193,10 @@ class PairwiseSimilarity(ClosedFormObjective):
         )
 
     @staticmethod
-    def _squared_norms(squared_weights_RN: Tensor, ground: GroundSet) -> Tensor:
-        squared_norm_N = ground.cached(
+    def _squared_norm(ground: GroundSet) -> Tensor:
+        return ground.cached(
             "squared_norm", lambda: ground.map_over_slices(lambda rows: ground.features(rows).square().sum(1))
         )
-        return squared_weights_RN.double() @ squared_norm_N
 
 
 class DiSF(ClosedFormObjective):

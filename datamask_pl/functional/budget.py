@@ -6,7 +6,7 @@ Shapes: G groups.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 
@@ -76,6 +76,7 @@ class Totals:
         free_costs: of those that are neither kept nor left out in any case.
         lowest_costs: of the cheapest free sample; infinite where there is none.
         has_costs: True if samples have costs.
+        cost_step: what all costs are multiples of.
     """
 
     names: tuple[str, ...]
@@ -85,6 +86,19 @@ class Totals:
     free_costs: tuple[float, ...]
     lowest_costs: tuple[float, ...]
     has_costs: bool
+    cost_step: float = 1.0
+
+    def merged(self) -> Totals:
+        """The same as one group."""
+        return replace(
+            self,
+            names=("",),
+            num_samples=(sum(self.num_samples),),
+            costs=(sum(self.costs),),
+            kept_costs=(sum(self.kept_costs),),
+            free_costs=(sum(self.free_costs),),
+            lowest_costs=(min(self.lowest_costs),),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,15 +154,14 @@ def apportion(shares: Sequence[Fraction]) -> list[int]:
     return floors
 
 
-def group_budgets(rule: BudgetRule, totals: Totals, *, cost_step: float = 1.0) -> list[float]:
+def group_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
     """What each group of a block may cost, or how many samples it keeps.
 
-    Numbers are rounded so that they add up to the whole. Costs are rounded down to a multiple of `cost_step`.
+    Numbers are rounded so that they add up to the whole. Costs are rounded down to a multiple of `totals.cost_step`.
 
     Args:
         rule: the shares.
         totals: of the block.
-        cost_step: what all costs are multiples of.
 
     Returns:
         float (G,).
@@ -162,7 +175,7 @@ def group_budgets(rule: BudgetRule, totals: Totals, *, cost_step: float = 1.0) -
         >>> group_budgets(BudgetRule(0.1), totals), group_budgets(BudgetRule(0.1, {"a": 0.5}), totals)
         ([1.0, 1.0], [5.0, 1.0])
     """
-    budgets = _unchecked_budgets(rule, totals, cost_step)
+    budgets = _unchecked_budgets(rule, totals)
     num_samples = sum(totals.num_samples)
     if not totals.has_costs and not sum(budgets):
         budget(rule.select_ratio, num_samples)  # its error says what would be enough
@@ -190,12 +203,12 @@ def group_budgets(rule: BudgetRule, totals: Totals, *, cost_step: float = 1.0) -
     return budgets
 
 
-def part_budgets(rule: BudgetRule, totals: Totals, *, cost_step: float = 1.0) -> list[float]:
+def part_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
     """The same for a random part of a block that can be filled as a whole: budgets give way, and never fail.
 
     What is kept in any case fits, what is left out is not missed, and at least one sample is kept if one can be.
     """
-    budgets = [max(*pair) for pair in zip(_unchecked_budgets(rule, totals, cost_step), totals.kept_costs, strict=True)]
+    budgets = [max(*pair) for pair in zip(_unchecked_budgets(rule, totals), totals.kept_costs, strict=True)]
     if not totals.has_costs:
         most = [kept + free for kept, free in zip(totals.kept_costs, totals.free_costs, strict=True)]
         budgets = [min(*pair) for pair in zip(budgets, most, strict=True)]
@@ -206,11 +219,11 @@ def part_budgets(rule: BudgetRule, totals: Totals, *, cost_step: float = 1.0) ->
     return budgets
 
 
-def _unchecked_budgets(rule: BudgetRule, totals: Totals, cost_step: float) -> list[float]:
+def _unchecked_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
     ratios = [Fraction(repr(rule.ratio(name))) for name in totals.names]
     if not totals.has_costs:
         return list(map(float, apportion([r * n for r, n in zip(ratios, totals.num_samples, strict=True)])))
-    step = Fraction(cost_step)
+    step = Fraction(totals.cost_step)
     shares = [ratio * Fraction(cost) for ratio, cost in zip(ratios, totals.costs, strict=True)]
     return [float(share // step * step) for share in shares]
 

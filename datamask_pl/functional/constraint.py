@@ -96,6 +96,7 @@ class Holdings:
             free_costs=tuple(self.sums(cost_N * is_free_N)),
             lowest_costs=tuple(lowest_G.tolist()),
             has_costs=self.cost_N is not None,
+            cost_step=self.cost_step,
         )
 
 
@@ -115,9 +116,9 @@ class Constraint:
         self.rule = rule
         self.holdings = holdings.without_groups() if rule.group_budget == "free" else holdings
         holdings = self.holdings
-        totals = holdings.totals()
+        self.totals = totals = holdings.totals()
         find = part_budgets if is_part else group_budgets
-        self.budgets = find(rule, totals, cost_step=holdings.cost_step)
+        self.budgets = find(rule, totals)
         self.has_costs = holdings.cost_N is not None
         self.num_samples = holdings.group_N.numel()
         share = sum(self.budgets) / sum(totals.costs)

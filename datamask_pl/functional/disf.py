@@ -66,8 +66,8 @@ def disf_expectation(moment_DD: Tensor, p_N: Tensor, fourth_powers_N: Tensor, *,
 
 
 def quadratic_forms(centered_CD: Tensor, matrix_DD: Tensor) -> Tensor:
-    """z_i^T A z_i for each sample of a slice: float64 (C,), 2 C D^2 flops."""
-    return ((centered_CD @ matrix_DD.to(centered_CD.dtype)) * centered_CD).sum(1).double()
+    """z_i^T A z_i for each sample of a slice: float (C,), 2 C D^2 flops."""
+    return (centered_CD @ matrix_DD.to(centered_CD.dtype)).mul_(centered_CD).sum(1)
 
 
 def standardized_value(sum_D: Tensor, moment_DD: Tensor, *, num_selected: int) -> Tensor:

@@ -9,24 +9,42 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-MAX_NEWTON_STEPS = 100
+# Applies a function to every slice of the rows and stacks what it returns: (number of slices, ...).
+OverSlices = Callable[[Callable[[slice], Tensor]], Tensor]
+
+MAX_STEPS = 100
 RELATIVE_TOLERANCE = 1e-12
+# A step of h leaves an error of at most h^3 / 2, since no derivative of sigmoid exceeds the one before. The sum of
+# probabilities is then off by at most that share of the budget.
+NEGLIGIBLE_STEP = 1e-4
+# Before all logits are looked at, every 16th, and at most about 32,768, tell roughly where the threshold is.
+SAMPLE_STRIDE, MAX_SAMPLE, SAMPLE_STEP = 16, 32_768, 1e-2
 # A million samples of this probability add up to a millionth of one. Zeros can be skipped, and products of smaller
 # numbers would be subnormal in float32, a hundred times slower.
 NEGLIGIBLE = 1e-12
 
 
-def solve_threshold(logits_N: Tensor, num_selected: int) -> Tensor:
+def in_one_slice(part: Callable[[slice], Tensor]) -> Tensor:
+    """All rows as one slice: what stands for `OverSlices` where nothing is shared."""
+    return part(slice(None))[None]
+
+
+def solve_threshold(logits_N: Tensor, num_selected: int, *, over_slices: OverSlices = in_one_slice) -> Tensor:
     """Finds the threshold at which sigmoid(logits - threshold) adds up to the budget.
 
-    Safeguarded Newton in float64, from a bracket that is known to hold the root.
+    Safeguarded Halley steps in float64, from a bracket that is known to hold the root: first on some of the logits,
+    then on all.
 
     Args:
         logits_N: float (N,), finite.
         num_selected: the budget, in [1, N].
+        over_slices: how sums over the rows are taken, and shared among ranks that all hold the logits.
 
     Returns:
         float64 scalar; -inf if everything is kept.
@@ -35,32 +53,84 @@ def solve_threshold(logits_N: Tensor, num_selected: int) -> Tensor:
         >>> solve_threshold(torch.tensor([1.0, 1.0]), 1)
         tensor(1., dtype=torch.float64)
     """
-    logits64_N = logits_N.double()
-    num_samples = logits64_N.numel()
+    num_samples = logits_N.numel()
     if num_selected == num_samples:
         return torch.tensor(-torch.inf, dtype=torch.float64, device=logits_N.device)
-    uniform_logit = torch.tensor(num_selected / num_samples, dtype=torch.float64).logit().item()
-    low, high = logits64_N.min().item() - uniform_logit, logits64_N.max().item() - uniform_logit
-    threshold = (low + high) / 2
-    for _ in range(MAX_NEWTON_STEPS):
-        p_N = torch.sigmoid(logits64_N - threshold)
-        excess = p_N.sum().item() - num_selected
-        if abs(excess) <= RELATIVE_TOLERANCE * num_selected or low == high:
+    share = num_selected / num_samples
+    uniform_logit = math.log(share / (1.0 - share))
+    lowest, highest = torch.stack(logits_N.aminmax()).tolist()
+    bracket = (lowest - uniform_logit, highest - uniform_logit)
+    start = (bracket[0] + bracket[1]) / 2
+    stride = max(SAMPLE_STRIDE, num_samples // MAX_SAMPLE)
+    if num_samples >= SAMPLE_STRIDE * stride and bracket[0] < bracket[1]:
+        sample_C = logits_N[::stride].double()
+        start = _find_root(
+            lambda threshold: _sums(sample_C, threshold),
+            share * sample_C.numel(),
+            sample_C.numel(),
+            start=start,
+            bracket=bracket,
+            negligible_step=SAMPLE_STEP,
+        )
+    root = _find_root(
+        lambda threshold: over_slices(lambda rows: _sums(logits_N[rows].double(), threshold)).sum(0),
+        num_selected,
+        num_samples,
+        start=start,
+        bracket=bracket,
+        negligible_step=NEGLIGIBLE_STEP,
+    )
+    return torch.tensor(root, dtype=torch.float64, device=logits_N.device)
+
+
+def _sums(logits_C: Tensor, threshold: float) -> Tensor:
+    """Sums of p, p (1 - p) and p^2 (1 - p) over some logits: float64 (3,)."""
+    p_C = (logits_C - threshold).sigmoid_()
+    variance_C = p_C * (1 - p_C)
+    return torch.stack([p_C.sum(), variance_C.sum(), p_C.mul_(variance_C).sum()])
+
+
+def _find_root(
+    sums: Callable[[float], Tensor],
+    target: float,
+    num_samples: int,
+    *,
+    start: float,
+    bracket: tuple[float, float],
+    negligible_step: float,
+) -> float:
+    """Where the sum of p is the target, to the tolerance or to a step that leaves no larger error."""
+    low, high = bracket
+    threshold = start
+    for _ in range(MAX_STEPS):
+        total, slope, skew = sums(threshold).tolist()
+        excess = total - target
+        if abs(excess) <= RELATIVE_TOLERANCE * target or low >= high:
             break
         low, high = (threshold, high) if excess > 0 else (low, threshold)
-        slope = (p_N * (1 - p_N)).sum().item()
-        newton = threshold + excess / slope if slope > 0 else low
-        # a Newton step out of the bracket is replaced by bisection
-        threshold = newton if low < newton < high else (low + high) / 2
-    return torch.tensor(threshold, dtype=torch.float64, device=logits_N.device)
+        if abs(excess) <= slope / 2:
+            step = excess / (slope - excess * (1 - 2 * skew / slope) / 2)
+        elif slope > 0 and 0 < total < num_samples:
+            # Newton on the log-odds of the mean, which is straight far from the root, where the sum is not
+            log_odds = math.log(total / (num_samples - total)) - math.log(target / (num_samples - target))
+            step = log_odds * total * (1 - total / num_samples) / slope
+        else:
+            step = math.inf
+        # a step out of the bracket is replaced by bisection
+        is_inside = low < threshold + step < high
+        threshold = threshold + step if is_inside else (low + high) / 2
+        if is_inside and abs(step) <= negligible_step:
+            break
+    return threshold
 
 
-def inclusion_probabilities(logits_N: Tensor, num_selected: int) -> Tensor:
+def inclusion_probabilities(logits_N: Tensor, num_selected: int, *, over_slices: OverSlices = in_one_slice) -> Tensor:
     """Probability of keeping each sample.
 
     Args:
         logits_N: float (N,), finite.
         num_selected: the budget, in [1, N].
+        over_slices: see `solve_threshold`.
 
     Returns:
         float64 (N,), in [0, 1], with sum `num_selected`; below NEGLIGIBLE it is 0.
@@ -69,11 +139,11 @@ def inclusion_probabilities(logits_N: Tensor, num_selected: int) -> Tensor:
         >>> inclusion_probabilities(torch.zeros(4), 1)
         tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
-    p_N = torch.sigmoid(logits_N.double() - solve_threshold(logits_N, num_selected))
-    return p_N.masked_fill_(p_N < NEGLIGIBLE, 0.0)
+    p_N = (logits_N.double() - solve_threshold(logits_N, num_selected, over_slices=over_slices)).sigmoid_()
+    return torch.threshold_(p_N, NEGLIGIBLE, 0.0)
 
 
-def ascent_direction(gradient_N: Tensor, p_N: Tensor) -> Tensor:
+def ascent_direction(gradient_N: Tensor, p_N: Tensor, *, over_slices: OverSlices = in_one_slice) -> Tensor:
     """Direction of entropic mirror ascent on the logits: (g - c) / rms(g - c).
 
     c = sum p (1 - p) g / sum p (1 - p) keeps the budget to first order. The factor p (1 - p) of plain gradient ascent
@@ -82,6 +152,7 @@ def ascent_direction(gradient_N: Tensor, p_N: Tensor) -> Tensor:
     Args:
         gradient_N: float64 (N,), dF/dp.
         p_N: float64 (N,), inclusion probabilities.
+        over_slices: how sums over the rows are taken, and shared among ranks that all hold both.
 
     Returns:
         float64 (N,), of root mean square 1; all zero if every sample has the same gradient.
@@ -90,17 +161,27 @@ def ascent_direction(gradient_N: Tensor, p_N: Tensor) -> Tensor:
         >>> ascent_direction(torch.tensor([1.0, 3.0]).double(), torch.tensor([0.5, 0.5]).double())
         tensor([-1.,  1.], dtype=torch.float64)
     """
-    variance_N = p_N * (1 - p_N)
-    total = variance_N.sum()
-    center = (variance_N * gradient_N).sum() / total if total > 0 else gradient_N.mean()
-    centered_N = gradient_N - center
-    rms = centered_N.square().mean().sqrt()
+    origin = gradient_N[0]
+
+    def part(rows: slice) -> Tensor:
+        # from the first sample's gradient: squares of gradients that are all far from 0 would cancel
+        gradient_C, p_C = gradient_N[rows] - origin, p_N[rows]
+        variance_C = p_C * (1 - p_C)
+        sums = [variance_C.sum(), variance_C.mul_(gradient_C).sum(), gradient_C.sum()]
+        largest = torch.stack(gradient_C.aminmax()).abs().amax() if gradient_C.numel() else sums[0]
+        return torch.stack([*sums, gradient_C.square_().sum(), largest])
+
+    parts = over_slices(part)
+    total, weighted, plain, squares, _ = parts.sum(0)
+    mean = plain / gradient_N.numel()
+    center = torch.where(total > 0, weighted / total, mean)
+    rms = (squares / gradient_N.numel() - center * (2 * mean - center)).clamp(min=0).sqrt()
     # below this the differences are the rounding of equal gradients
-    if rms <= 1e-12 * gradient_N.abs().max():
-        return torch.zeros_like(centered_N)
-    return centered_N / rms
+    rounding = 1e-12 * (parts[:, 4].amax() + origin.abs())
+    factor = torch.where(rms > rounding, 1 / rms, 0.0)
+    return (gradient_N - (origin + center)).mul_(factor)
 
 
-def undecided_share(p_N: Tensor, num_selected: int) -> Tensor:
+def undecided_share(p_N: Tensor, num_selected: int | Tensor) -> Tensor:
     """How much of the budget is still undecided: sum p (1 - p) / budget, scalar in [0, 1]."""
-    return (p_N * (1 - p_N)).sum() / num_selected
+    return (1 - p_N.dot(p_N) / num_selected).clamp(0, 1)

@@ -36,22 +36,26 @@ def pairwise_value(sums_RD: Tensor, squared_norms_R: Tensor, *, num_selected: in
     return (squared_norms_R - sums_RD.square().sum(1)) / _num_pairs(num_selected)
 
 
-def pairwise_gradient(features_CD: Tensor, p_C: Tensor, sum_D: Tensor, *, num_selected: int) -> Tensor:
+def pairwise_gradient(
+    features_CD: Tensor, p_C: Tensor, squared_norm_C: Tensor, sum_D: Tensor, *, num_selected: int
+) -> Tensor:
     """Marginal gain of each sample of a slice: -2 (x_i . s - p_i |x_i|^2) / (k (k - 1)), with s = sum p x.
 
     Args:
         features_CD: float (C, D), unit rows.
         p_C: float64 (C,), inclusion probabilities.
+        squared_norm_C: float64 (C,), |x_i|^2.
         sum_D: float64 (D,), sum of p x over the whole ground set.
         num_selected: k, the budget.
 
     Returns:
-        float64 (C,).
+        float (C,), of the features' type.
     """
     if num_selected == 1:
-        return torch.zeros_like(p_C)
-    others_C = (features_CD @ sum_D.to(features_CD.dtype)).double() - p_C * features_CD.square().sum(1).double()
-    return others_C * (-2.0 / _num_pairs(num_selected))
+        return features_CD.new_zeros(features_CD.shape[0])
+    factor = -2.0 / _num_pairs(num_selected)
+    own_C = (p_C * squared_norm_C).mul_(-factor).to(features_CD.dtype)
+    return own_C.add_(features_CD @ (factor * sum_D).to(features_CD.dtype))
 
 
 def relative_pairs_slope(size: float) -> float:

@@ -41,6 +41,12 @@ class _ThreadRank(RankGroup):
     def sum_(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(self.meeting.total(self.rank, tensor))
 
+    def complete_(self, tensor: Tensor, rows_of: list[range]) -> Tensor:
+        own = rows_of[self.rank]
+        filled = torch.zeros_like(tensor)
+        filled[own.start : own.stop] = tensor[own.start : own.stop]
+        return tensor.copy_(self.meeting.total(self.rank, filled))
+
 
 def on_ranks(size: int, job: Callable[[RankGroup], T], *, is_reversed: bool = False) -> list[T]:
     """Runs the job on every rank of a group of `size`, and returns what each of them returned."""

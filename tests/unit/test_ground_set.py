@@ -45,6 +45,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one(num_slice_rows, is_reversed):
         return (
             ground.sum_over_slices(lambda rows: (weights_N[rows, None] * ground.features(rows)).sum(0), bound=500.0),
             ground.map_over_slices(lambda rows: ground.features(rows).square().sum(1)),
+            ground.stack_over_slices(lambda rows: weights_N[rows].square().sum()),
             ground.mean(),
             ground.centered(slice(None)),
         )
@@ -62,6 +63,8 @@ def test_sums_and_maps_are_those_of_all_rows():
     np.testing.assert_allclose(total_D, features_ND.sum(0), atol=1e-11)
     np.testing.assert_allclose(ground.mean(), features_ND.mean(0), atol=1e-13)
     np.testing.assert_allclose(ground.centered(slice(None)).sum(0), 0.0, atol=1e-11)
+    parts = ground.stack_over_slices(lambda rows: ground.features(rows).sum(0))
+    np.testing.assert_allclose(parts, [features_ND[rows].sum(0) for rows in ground.own_slices()], atol=1e-12)
     norms_N = ground.map_over_slices(lambda rows: ground.features(rows).norm(dim=1))
     assert norms_N.dtype == torch.float64
     np.testing.assert_allclose(norms_N, 1.0, atol=1e-12)

@@ -53,6 +53,23 @@ def test_probabilities_add_up_to_the_budget_and_rise_with_the_logits(data, num_s
     assert 0.0 <= float(undecided_share(p_N, num_selected)) <= 1.0
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 30.0])
+@pytest.mark.parametrize("num_selected", [1, 2_000, 99_990])
+def test_the_sum_over_all_logits_is_taken_a_few_times_only(scale, num_selected):
+    """Some of the logits tell roughly where the threshold is."""
+    logits_N = normal(100_000, scale)
+    num_passes = 0
+
+    def over_slices(part):
+        nonlocal num_passes
+        num_passes += 1
+        return torch.stack([part(slice(0, 40_000)), part(slice(40_000, 100_000))])
+
+    p_N = inclusion_probabilities(logits_N, num_selected, over_slices=over_slices)
+    assert float(p_N.sum()) == pytest.approx(num_selected, abs=1e-9 * max(1, num_selected))
+    assert num_passes <= 5 + 5 * (num_selected in (1, 99_990))
+
+
 def test_everything_is_kept_at_a_threshold_of_minus_infinity():
     assert float(solve_threshold(torch.tensor([1.0, -1e30]), 2)) == -np.inf
     assert inclusion_probabilities(torch.tensor([1.0, -1e30]), 2).tolist() == [1.0, 1.0]
@@ -74,6 +91,10 @@ def test_the_direction_has_root_mean_square_one_and_keeps_the_budget(seed):
     assert float((p_N * (1 - p_N) * direction_N).sum()) == pytest.approx(0.0, abs=1e-9)
     # a larger gradient is a larger step
     assert torch.equal(direction_N.argsort(), gradient_N.argsort())
+    in_slices_N = ascent_direction(
+        gradient_N, p_N, over_slices=lambda part: torch.stack([part(slice(0, 200)), part(slice(200, 500))])
+    )
+    torch.testing.assert_close(in_slices_N, direction_N, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -3e7])

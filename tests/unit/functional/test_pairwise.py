@@ -34,7 +34,13 @@ def test_gradient_is_the_marginal_gain(num_selected):
     features_ND = problems.unit_rows(6, 3, seed=1)
     p_N = np.random.default_rng(1).uniform(size=6)
     sum_RD, _ = moments(features_ND, p_N[None])
-    gradient_N = pairwise_gradient(torch.tensor(features_ND), torch.tensor(p_N), sum_RD[0], num_selected=num_selected)
+    gradient_N = pairwise_gradient(
+        torch.tensor(features_ND),
+        torch.tensor(p_N),
+        torch.tensor((features_ND**2).sum(1)),
+        sum_RD[0],
+        num_selected=num_selected,
+    )
     expected_N = oracles.multilinear_gradient(
         p_N, lambda mask_N: oracles.pairwise(mask_N, features_ND, num_selected=num_selected)
     )
