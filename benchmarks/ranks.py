@@ -107,6 +107,7 @@ def measure(case: Case, ranks: RankGroup, repeats: int) -> tuple[float, int, Ten
                 scales=scales,
                 estimator="group_relative",
                 num_rollouts=NUM_ROLLOUTS,
+                control_variate=False,
                 seed_of=lambda rollout, step=step: derive_seed(0, 0, step, rollout),
                 ranks=ranks,
                 step_name=f"step {step}",

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
-from datamask_pl.functional import plackett_luce
+from datamask_pl.functional import constrained_draws, exponential_race, plackett_luce
+from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.control_variate import linear_gradient_sum
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
     leave_one_out_advantage,
+    normalized,
     weighted_score_sum,
 )
 from datamask_pl.ground_set import GroundSet
@@ -26,7 +29,7 @@ from datamask_pl.joint_objective import JointObjective
 RolloutEstimator = Literal["group_relative", "leave_one_out"]
 
 # A rank takes whole chunks of rollouts: products with the same shapes round the same on any number of ranks.
-ROLLOUTS_OF_CHUNK = 8
+ROLLOUTS_OF_CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,15 @@ def rollout_update(
     seed_of: Callable[[int], int],
     ranks: RankGroup,
     step_name: str,
+    control_variate: bool,
 ) -> Update:
     """The policy gradient from a group of Plackett-Luce rollouts, which the ranks share. Collective.
+
+    With a control variate, the rewards are left without their linear part sum_i g_i m_i, g the gradient of the
+    objective's expectation at the inclusion probabilities, and that part's own policy gradient is added from
+    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. Its scale is divided
+    out in the direction, so that both estimators give the same one. Where samples have costs the linear part is taken
+    to be 0.
 
     Args:
         logits_M: float (M,).
@@ -96,49 +106,151 @@ def rollout_update(
         seed_of: seed of the rollout of an index in the group.
         ranks: who shares the rollouts.
         step_name: for error messages.
+        control_variate: use one if every term that counts has an expectation.
 
     Raises:
-        ObjectiveError: If a term of any rollout is not finite; on all ranks.
+        ObjectiveError: If a term of any rollout, or an expectation, is not finite; on all ranks.
     """
-    chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
     objective.prepare(ground, num_masks=num_rollouts)
-    draws: dict[int, Tensor] = {}
-    term_values = torch.zeros(len(objective.terms), num_rollouts, dtype=torch.float64, device=logits_M.device)
-    for index in ranks.share(len(chunks)):
-        draws[index] = torch.stack(
-            [_draw(logits_M, ground.num_selected, seed_of(rollout)) for rollout in chunks[index].tolist()]
-        )
-        masks_CM = plackett_luce.masks_of(draws[index], ground.num_samples)
-        term_values[:, chunks[index]] = objective.term_values(masks_CM, ground)
-    ranks.sum_(term_values)
+    slopes_M: Tensor | None = None
+    if control_variate and objective.has_expectation:
+        if ground.constraint is None:
+            p_M = exponential_race.inclusion_probabilities(logits_M, ground.num_selected)
+        else:
+            p_M = ground.probabilities(logits_M)
+        slopes_M = objective.linearize(p_M, ground, scales, when=f"at {step_name}")[0].gradient_N
+        if ground.has_free_size:  # what of a linear reward is drawn depends on costs: there is no such closed form
+            slopes_M = torch.zeros_like(slopes_M)
+    kind: type[_Group] = _Group if ground.constraint is None else _ConstrainedGroup
+    group = kind(logits_M, ground, slopes_M, num_rollouts=num_rollouts, seed_of=seed_of, ranks=ranks)
+    values = group.values(objective)
+    term_values, linear_R = values[:-1], values[-1]
     objective.check_finite(term_values, when=f"at {step_name}")
     rewards_R = objective.combine(term_values, scales)
-    advantage = group_relative_advantage if estimator == "group_relative" else leave_one_out_advantage
-    advantages_R = advantage(rewards_R)
-
-    # |score| is at most 1 + K: see `plackett_luce.score`
-    bound = float(advantages_R.abs().sum()) * (1 + ground.num_selected) or 1.0
-    gradient_M = torch.zeros(logits_M.numel(), dtype=torch.float64, device=logits_M.device)
-    for index, draws_CK in draws.items():
-        advantages_C = advantages_R[chunks[index]]
-        gradient_M += weighted_score_sum(plackett_luce.score(logits_M, draws_CK), advantages_C, bound=bound)
-    ranks.sum_(gradient_M).div_(num_rollouts)
+    if slopes_M is None:
+        advantage = group_relative_advantage if estimator == "group_relative" else leave_one_out_advantage
+        advantages_R = advantage(rewards_R)
+        direction_M = group.gradient(advantages_R)
+    else:
+        advantages_R = leave_one_out_advantage(rewards_R - linear_R)
+        direction_M = normalized(group.gradient(advantages_R))
 
     best = int(rewards_R.argmax())
-    best_draw_1K = _draw(logits_M, ground.num_selected, seed_of(best))[None]
-    p_M = ground.probabilities(logits_M)
+    undecided_p_M = ground.probabilities(logits_M)
     metrics = {
         "objective/f": rewards_R.mean(),
         "objective/f_best": rewards_R[best],
-        "policy/undecided": ground.undecided_share(p_M),
+        "policy/undecided": ground.undecided_share(undecided_p_M),
         "policy/advantage_spread": advantages_R.std(correction=0),
         "policy/reward_spread": rewards_R.std(correction=0),
         "policy/groups_without_spread": torch.tensor(float(not has_spread(rewards_R)), dtype=torch.float64),
     }
     metrics |= {f"objective/{term.name}": term_values[index].mean() for index, term in enumerate(objective.terms)}
-    return Update(gradient_M, metrics, plackett_luce.masks_of(best_draw_1K, ground.num_samples)[0])
+    return Update(direction_M, metrics, group.mask(best))
 
 
-def _draw(logits_M: Tensor, num_selected: int, seed: int) -> Tensor:
-    generator = torch.Generator(logits_M.device).manual_seed(seed)
-    return plackett_luce.draw(logits_M, num_selected, generator=generator)
+class _Group:
+    """The rollouts of a step, in chunks that the ranks share.
+
+    Args:
+        logits_M: float (M,).
+        ground: the M samples.
+        slopes_M: float64 (M,), the linear part of the rewards that is treated apart, or None.
+        num_rollouts: R, over all ranks.
+        seed_of: seed of the rollout of an index in the group.
+        ranks: who shares the chunks.
+    """
+
+    def __init__(
+        self,
+        logits_M: Tensor,
+        ground: GroundSet,
+        slopes_M: Tensor | None,
+        *,
+        num_rollouts: int,
+        seed_of: Callable[[int], int],
+        ranks: RankGroup,
+    ) -> None:
+        self._logits_M, self._ground, self._slopes_M, self._ranks = logits_M, ground, slopes_M, ranks
+        self._num_rollouts, self._seed_of = num_rollouts, seed_of
+        chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
+        self._own: list[Any] = [(chunks[index], self._draw(chunks[index])) for index in ranks.share(len(chunks))]
+
+    def _draw(self, rollouts: Tensor) -> plackett_luce.Draws:
+        device = self._logits_M.device
+        generators = [torch.Generator(device).manual_seed(self._seed_of(rollout)) for rollout in rollouts.tolist()]
+        return plackett_luce.draw_group(self._logits_M, self._ground.num_selected, generators=generators)
+
+    def _masks(self, draws: plackett_luce.Draws) -> Tensor:
+        return plackett_luce.masks_of(draws.draws_RK, self._ground.num_samples)
+
+    def mask(self, rollout: int) -> Tensor:
+        """The mask of one rollout, of any rank: bool (M,)."""
+        return self._masks(self._draw(torch.tensor([rollout])))[0]
+
+    def values(self, objective: JointObjective) -> Tensor:
+        """Terms of every rollout, then their linear parts: float64 (number of terms + 1, R). Collective."""
+        values = torch.zeros(
+            len(objective.terms) + 1, self._num_rollouts, dtype=torch.float64, device=self._logits_M.device
+        )
+        for chunk, draws in self._own:
+            masks_CM = self._masks(draws)
+            values[:-1, chunk] = objective.term_values(masks_CM, self._ground)
+            if self._slopes_M is not None:
+                values[-1, chunk] = masks_CM.double() @ self._slopes_M
+        return self._ranks.sum_(values)
+
+    def gradient(self, advantages_R: Tensor) -> Tensor:
+        """Mean of advantage * score, and of the linear part's gradient: float64 (M,). Collective."""
+        # |score| is at most 1 + K: see `plackett_luce.score`
+        bound = float(advantages_R.abs().sum()) * (1 + self._ground.num_selected) or 1.0
+        # apart until they are whole, for their sums are exact on grids of their own
+        sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
+        for chunk, draws in self._own:
+            scores_CM = plackett_luce.score(self._logits_M, draws.draws_RK)
+            sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
+            if self._slopes_M is not None:
+                sums[1] += linear_gradient_sum(
+                    self._logits_M,
+                    self._masks(draws),
+                    draws.log_times_R,
+                    self._slopes_M,
+                    num_rollouts=self._num_rollouts,
+                )
+        return self._ranks.sum_(sums).sum(0).div_(self._num_rollouts)
+
+
+class _ConstrainedGroup(_Group):
+    """The same under a constraint: draws are of each group of samples, and what fits."""
+
+    def _draw(self, rollouts: Tensor) -> list[constrained_draws.ConstrainedDraw]:  # type: ignore[override]
+        return [
+            constrained_draws.draw(
+                self._logits_M,
+                self._constraint,
+                generator=torch.Generator(self._logits_M.device).manual_seed(self._seed_of(rollout)),
+            )
+            for rollout in rollouts.tolist()
+        ]
+
+    def _masks(self, draws: list[constrained_draws.ConstrainedDraw]) -> Tensor:  # type: ignore[override]
+        return torch.stack([drawn.mask_N for drawn in draws])
+
+    def gradient(self, advantages_R: Tensor) -> Tensor:
+        """See `_Group.gradient`."""
+        # |score| is at most 1 + the number drawn
+        bound = float(advantages_R.abs().sum()) * (1 + self._ground.num_samples) or 1.0
+        sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
+        for chunk, draws in self._own:
+            scores = [constrained_draws.score(self._logits_M, self._constraint, drawn) for drawn in draws]
+            sums[0] += weighted_score_sum(torch.stack(scores), advantages_R[chunk], bound=bound)
+            if self._slopes_M is not None and not self._constraint.has_costs:
+                sums[1] += constrained_draws.linear_gradient_sum(
+                    self._logits_M, self._constraint, draws, self._slopes_M, num_rollouts=self._num_rollouts
+                )
+        return self._ranks.sum_(sums).sum(0).div_(self._num_rollouts)
+
+    @property
+    def _constraint(self) -> Constraint:
+        assert self._ground.constraint is not None
+        return self._ground.constraint

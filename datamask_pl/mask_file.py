@@ -1,7 +1,8 @@
 """The mask on disk: one parquet part a block, and a manifest that says what they belong to.
 
 A part has one row a sample of the block: the id in its exact type, where the sample came from, whether it is kept, its
-logit, inclusion probability and quality, and its cost and group where it has them. Parts and manifest are written whole or not at all.
+logit, inclusion probability and quality, and its cost and group where it has them. Parts and manifest are written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -265,3 +267,25 @@ def describe_block(result: BlockResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         **limits,
     }
+
+
+def describe_budgets(blocks: Iterable[dict[str, Any]], *, max_groups: int = 20) -> list[str]:
+    """Lines that say what is kept of each group over all blocks, where there are limits; of the largest groups."""
+    groups: dict[str, list[float]] = {}
+    keys = ("num_selected", "num_samples", "kept_cost", "budget", "cost")
+    for group in (group for block in blocks for group in block.get("budgets", [])):
+        before = groups.get(group["name"], [0.0] * len(keys))
+        groups[group["name"]] = [old + group[key] for old, key in zip(before, keys, strict=True)]
+    if not groups:
+        return []
+    largest = sorted(groups, key=lambda name: -groups[name][-1])[:max_groups]
+    width = max(12, *(len(name) + 2 for name in largest))
+    lines = ["", f"{'group':<{width}}{'kept':>14}{'of':>14}{'cost kept':>16}{'budget':>16}{'of':>16}"]
+    for name in largest:
+        kept, whole, *costs = groups[name]
+        lines.append(
+            f"{name or 'all':<{width}}{kept:>14,.0f}{whole:>14,.0f}" + "".join(f"{cost:>16,.6g}" for cost in costs)
+        )
+    if len(groups) > max_groups:
+        lines.append(f"and {len(groups) - max_groups} more groups, in {MANIFEST_NAME}")
+    return lines

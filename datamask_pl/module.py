@@ -5,7 +5,6 @@ Shapes: N samples of the block, M samples of a step.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, Literal, cast, get_args
 
@@ -18,7 +17,7 @@ from datamask_pl.block_ground import check_budgets, make_ground, part_of
 from datamask_pl.block_solution import calibrate, solve
 from datamask_pl.block_state import BlockState
 from datamask_pl.checkpoint_io import STATE_KEY
-from datamask_pl.checks import check, check_choice, check_logits, check_precision
+from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_schedule
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
 from datamask_pl.errors import CheckpointError, ConfigError
@@ -35,12 +34,8 @@ from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# num_steps, max_lr, min_lr where they are left out
-DEFAULT_SCHEDULE = {
-    "multilinear": (20, 2.0, 0.2),
-    "leave_one_out": (1000, 10.0, 1.0),
-    "group_relative": (1000, 10.0, 1.0),
-}
+# num_steps, max_lr, min_lr where they are left out: of multilinear, of masks drawn, and of those with a control variate
+EXACT_SCHEDULE, ROLLOUT_SCHEDULE, CONTROLLED_SCHEDULE = (20, 2.0, 0.2), (1000, 10.0, 1.0), (300, 2.0, 0.2)
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
@@ -66,9 +61,14 @@ class MaskLearner(LightningModule):
         estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
-        num_steps: steps a block; 20 for `multilinear`, 1000 otherwise.
-        max_lr: learning rate of a block's first step; 2 for `multilinear`, 10 otherwise.
-        min_lr: learning rate of its last step, linear between; 0.2 for `multilinear`, 1 otherwise.
+        control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
+            linear part exactly, leave the rest alone to chance, and divide by the root mean square: unbiased up to that
+            scale, so that the two rollout estimators are one. With data.cost_column there is no such part, and nothing
+            but the division is done. False for the paper's estimator. Not used by
+            `multilinear`, nor where a term has no expectation.
+        num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
+        max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
+        min_lr: learning rate of its last step, linear between; a tenth of these by default.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
@@ -92,6 +92,7 @@ class MaskLearner(LightningModule):
         calibrate: bool = True,
         estimator: Literal["multilinear", "leave_one_out", "group_relative"] = "multilinear",
         num_rollouts: int = 128,
+        control_variate: bool = True,
         num_steps: int | None = None,
         max_lr: float | None = None,
         min_lr: float | None = None,
@@ -104,13 +105,16 @@ class MaskLearner(LightningModule):
         self.automatic_optimization = False
         check_choice("estimator", estimator, get_args(Estimator))
         check_choice("init", init, get_args(Initialization))
-        defaults = DEFAULT_SCHEDULE[estimator]
-        if isinstance(group_budget, str):
-            check_choice("group_budget", group_budget, ("proportional", "free"))
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        is_controlled = control_variate and self.objective.has_expectation
+        defaults = CONTROLLED_SCHEDULE if is_controlled else ROLLOUT_SCHEDULE
+        if estimator == "multilinear":
+            defaults = EXACT_SCHEDULE
         self.rule = BudgetRule(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
         self.num_rollouts = num_rollouts
+        self.control_variate = control_variate
         self.num_steps = defaults[0] if num_steps is None else num_steps
         self.max_lr = defaults[1] if max_lr is None else max_lr
         self.min_lr = defaults[2] if min_lr is None else min_lr
@@ -118,14 +122,10 @@ class MaskLearner(LightningModule):
         self.patience = patience
         self.min_churn = min_churn
         self.polish = polish
-        check(self.num_steps >= 1, "num_steps must be at least 1", self.num_steps)
         check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
-        check(self.min_lr >= 0, "min_lr must not be negative", self.min_lr)
-        check(math.isfinite(self.max_lr), "max_lr must be finite", self.max_lr)
-        check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
+        check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
         check(patience is None or patience >= 1, "patience must be at least 1", patience)
         check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         if estimator == "multilinear" and not self.objective.has_expectation:
             names = ", ".join(self.objective.without_expectation())
             raise ConfigError(
@@ -311,12 +311,11 @@ class MaskLearner(LightningModule):
         started_s = time.perf_counter()
         block, device = batch.block, self.device
         ground = make_ground(block, self.rule, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
-        num_selected = ground.num_selected
         restored, self._restored = self._restored, None
         if restored is not None and restored["index"] != block.index:
             restored = None
         if restored is None:
-            self.policy.reset(ground.quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
+            self.policy.reset(ground.quality_N, ground.num_selected, init=self.init, is_independent=self.is_whole_block)
         else:
             self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(device)
         scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
@@ -361,6 +360,7 @@ class MaskLearner(LightningModule):
             scales=state.scales,
             estimator=self.estimator,
             num_rollouts=self.num_rollouts,
+            control_variate=self.control_variate,
             seed_of=lambda rollout: derive_seed(seed, block, step, rollout),
             ranks=self.ranks,
             step_name=step_name,
@@ -395,5 +395,6 @@ class MaskLearner(LightningModule):
             settings["model.group_budget"] = self.rule.group_budget
         if not self.is_whole_block:
             settings["model.num_rollouts"] = self.num_rollouts
+            settings["model.control_variate"] = self.control_variate
         settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
         return {**settings, "data.seed": self._source.seed}

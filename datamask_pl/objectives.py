@@ -305,12 +305,8 @@ class DiSF(ClosedFormObjective):
         )
 
     @staticmethod
-    def _squared_gram(ground: GroundSet) -> Tensor:
-        def build() -> Tensor:
-            centered_ND = ground.centered(slice(None))
-            return (centered_ND @ centered_ND.T).square()
-
-        return ground.cached("squared_gram", build)
+    def _squared_gram(ground: GroundSet) -> list[Tensor]:
+        return ground.cached("squared_gram", lambda: disf.squared_gram(ground.centered(slice(None))))
 
 
 class FacilityLocation(ClosedFormObjective):

@@ -16,7 +16,7 @@ from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.files import redact
 from datamask_pl.data.types import BlockSource
 from datamask_pl.distributed import place
-from datamask_pl.mask_file import Manifest
+from datamask_pl.mask_file import Manifest, describe_budgets
 from datamask_pl.strategy import BlockGroupStrategy
 
 DEFAULT_ID_COLUMN = "chunk_id"
@@ -148,7 +148,7 @@ def describe_run(manifest: Manifest) -> str:
             _weighted_mean((block[key]["terms"][name], block["num_samples"]) for block in blocks) for name in names
         ]
         lines.append(_row([label, f"{f:.6g}", *(f"{value:.6g}" for value in terms)]))
-    return "\n".join(lines)
+    return "\n".join([*lines, *describe_budgets(blocks)])
 
 
 def _weighted_mean(pairs: Iterable[tuple[float, int]]) -> float:

@@ -119,6 +119,11 @@ class BudgetRule:
 
     def __post_init__(self) -> None:
         budget(self.select_ratio, 2**62)
+        if isinstance(self.group_budget, str) and self.group_budget not in ("proportional", "free"):
+            raise BudgetError(
+                f"group_budget must be proportional, free or ratios by name such as {{code: 0.3}}, got "
+                f"{self.group_budget!r}."
+            )
         for name, ratio in self.named_ratios.items():
             if not 0.0 <= ratio <= 1.0:
                 raise BudgetError(f"group_budget: the ratio of {name!r} must be from 0 to 1, got {ratio}.")

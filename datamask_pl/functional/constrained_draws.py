@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from datamask_pl.functional import control_variate
 from datamask_pl.functional.constraint import Constraint
 
 
@@ -28,11 +29,14 @@ class ConstrainedDraw:
         mask_N: bool (N,), what is drawn and what is kept in any case.
         drawn: of every group, int64 (K,), positions among its free samples in the order in which they were drawn.
         last_step_F: int64 (F,), the last step of its group in which a sample could be drawn; -1 if it never could.
+        log_times: of every group, float64 (at most 1,), logarithm of the time at which the last one's clock rang, as
+            in `control_variate`; empty where none was drawn.
     """
 
     mask_N: Tensor
     drawn: tuple[Tensor, ...]
     last_step_F: Tensor
+    log_times: tuple[Tensor, ...]
 
 
 def gumbel_keys(logits_N: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -55,7 +59,7 @@ def draw(logits_N: Tensor, constraint: Constraint, *, generator: torch.Generator
     order = constraint.by_score(keys_N)
     order = order[mask_N[constraint.rows_F[order]]]
     last_step_F = torch.full_like(constraint.rows_F, -1)
-    drawn = []
+    drawn, log_times = [], []
     start = 0
     for group, (length, room) in enumerate(zip(constraint.lengths, constraint.room_G, strict=True)):
         chosen_K = order[constraint.group_F[order] == group] - start if len(constraint.lengths) > 1 else order
@@ -67,8 +71,10 @@ def draw(logits_N: Tensor, constraint: Constraint, *, generator: torch.Generator
         last_step[chosen_K] = torch.arange(len(chosen_K), device=order.device)
         last_step_F[start : start + length] = last_step
         drawn.append(chosen_K)
+        # minus a Gumbel key is the logarithm of a clock's time
+        log_times.append(-keys_N[constraint.rows_F[start + chosen_K[-1:]]])
         start += length
-    return ConstrainedDraw(mask_N, tuple(drawn), last_step_F)
+    return ConstrainedDraw(mask_N, tuple(drawn), last_step_F, tuple(log_times))
 
 
 def log_prob(logits_N: Tensor, constraint: Constraint, drawn: ConstrainedDraw) -> Tensor:
@@ -105,6 +111,33 @@ def score(logits_N: Tensor, constraint: Constraint, drawn: ConstrainedDraw) -> T
     score_N = torch.zeros(logits_N.numel(), dtype=torch.float64, device=logits_N.device)
     score_N[constraint.rows_F] = torch.cat(scores)
     return score_N
+
+
+def linear_gradient_sum(
+    logits_N: Tensor, constraint: Constraint, draws: list[ConstrainedDraw], slopes_N: Tensor, *, num_rollouts: int
+) -> Tensor:
+    """`control_variate.linear_gradient_sum` of every group, each of which is a race of its own: float64 (N,).
+
+    Args:
+        logits_N: float (N,).
+        constraint: that of the draws, without costs.
+        draws: of a chunk.
+        slopes_N: float64 (N,), the linear reward.
+        num_rollouts: of all chunks.
+    """
+    assert not constraint.has_costs
+    gradient_N = torch.zeros(logits_N.numel(), dtype=torch.float64, device=logits_N.device)
+    for group, rows_J in enumerate(torch.split(constraint.rows_F, constraint.lengths)):
+        log_times_C = torch.cat([drawn.log_times[group] for drawn in draws])
+        if log_times_C.numel():
+            gradient_N[rows_J] = control_variate.linear_gradient_sum(
+                logits_N[rows_J],
+                torch.stack([drawn.mask_N[rows_J] for drawn in draws]),
+                log_times_C,
+                slopes_N[rows_J],
+                num_rollouts=num_rollouts,
+            )
+    return gradient_N
 
 
 def _by_group(logits_N: Tensor, constraint: Constraint, drawn: ConstrainedDraw) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -47,8 +47,8 @@ def rows_at_once(rows: int, device: torch.device) -> int:
     return rows * GPU_FACTOR if device.type == "cuda" else rows
 
 
-def largest(keys_N: Tensor, num_selected: int) -> Tensor:
-    """Positions of the largest keys, largest first; keys are distinct, or ties fall as they may.
+def smallest(keys_N: Tensor, num_selected: int) -> Tensor:
+    """Positions of the smallest keys, smallest first; keys are distinct, or ties fall as they may.
 
     Args:
         keys_N: float (N,).
@@ -58,16 +58,36 @@ def largest(keys_N: Tensor, num_selected: int) -> Tensor:
         int64 (K,).
 
     Example:
-        >>> largest(torch.tensor([1.0, 3.0, 2.0]), 2)
+        >>> smallest(torch.tensor([3.0, 1.0, 2.0]), 2)
         tensor([1, 2])
     """
     if keys_N.device.type != "cpu":
-        return keys_N.topk(num_selected, sorted=True).indices
-    if num_selected == keys_N.numel():
-        return keys_N.argsort(descending=True)
-    # numpy's introselect is an order of magnitude faster than torch.topk for large k on a CPU
-    chosen_K = torch.from_numpy(np.argpartition(keys_N.numpy(), -num_selected)[-num_selected:])
-    return chosen_K[keys_N[chosen_K].argsort(descending=True)]
+        return keys_N.topk(num_selected, largest=False, sorted=True).indices
+    # numpy's introselect and vectorised sort are several times faster than torch's on a CPU
+    keys = keys_N.numpy()
+    if 2 * num_selected > keys.size:
+        return torch.from_numpy(np.argsort(keys)[:num_selected])
+    chosen = np.argpartition(keys, num_selected - 1)[:num_selected]
+    return torch.from_numpy(chosen[np.argsort(keys[chosen])])
+
+
+def positions(is_wanted_N: Tensor) -> Tensor:
+    """Positions of the True ones, in order.
+
+    Args:
+        is_wanted_N: bool (N,).
+
+    Returns:
+        int64, as many as there are.
+
+    Example:
+        >>> positions(torch.tensor([True, False, True]))
+        tensor([0, 2])
+    """
+    if is_wanted_N.device.type != "cpu":
+        return is_wanted_N.nonzero().squeeze(1)
+    # three times faster than torch's
+    return torch.from_numpy(np.flatnonzero(is_wanted_N.numpy()))
 
 
 def backend(device: torch.device) -> str:

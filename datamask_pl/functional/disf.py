@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Rows of a band of the Gram matrix: of 2,400 samples half of it and an eighth more are computed.
+GRAM_ROWS = 320
+
 
 def weighted_moment(centered_CD: Tensor, weights_C: Tensor) -> Tensor:
     """A slice's part of sum_i w_i z_i z_i^T: float (D, D), 2 C D^2 flops."""
@@ -34,19 +37,40 @@ def disf_value(moment_DD: Tensor, *, num_selected: int) -> Tensor:
     return -moment_DD.square().sum() / num_selected**2
 
 
-def disf_values_from_gram(masks_RN: Tensor, squared_gram_NN: Tensor, *, num_selected: int) -> Tensor:
+def squared_gram(centered_ND: Tensor) -> list[Tensor]:
+    """Squared inner products of a small ground set's centred features, for `disf_values_from_gram`.
+
+    Args:
+        centered_ND: float (N, D).
+
+    Returns:
+        What lies on and right of the diagonal, in bands of GRAM_ROWS rows: float (C, N - first row of the band). Pairs
+        in different bands are there once, and count twice.
+    """
+    starts = range(0, centered_ND.shape[0], GRAM_ROWS)
+    bands = [(centered_ND[start : start + GRAM_ROWS] @ centered_ND[start:].T).square_() for start in starts]
+    for band_CN in bands:
+        band_CN[:, GRAM_ROWS:] *= 2.0
+    return bands
+
+
+def disf_values_from_gram(masks_RN: Tensor, bands: list[Tensor], *, num_selected: int) -> Tensor:
     """The same for many masks of a small ground set: |M|_F^2 = sum over i, j in S of (z_i . z_j)^2.
 
     Args:
         masks_RN: bool (R, N).
-        squared_gram_NN: float (N, N), squared inner products of the centred features.
+        bands: from `squared_gram`.
         num_selected: k, the budget.
 
     Returns:
         float64 (R,).
     """
-    weights_RN = masks_RN.to(squared_gram_NN.dtype)
-    return -((weights_RN @ squared_gram_NN) * weights_RN).double().sum(1) / num_selected**2
+    weights_RN = masks_RN.to(bands[0].dtype)
+    total_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=masks_RN.device)
+    for index, band_CN in enumerate(bands):
+        right_RN = weights_RN[:, index * GRAM_ROWS :]
+        total_R += ((right_RN[:, :GRAM_ROWS] @ band_CN) * right_RN).double().sum(1)
+    return -total_R / num_selected**2
 
 
 def disf_expectation(moment_DD: Tensor, p_N: Tensor, fourth_powers_N: Tensor, *, num_selected: int) -> Tensor:

@@ -78,3 +78,17 @@ def weighted_score_sum(scores_CN: Tensor, advantages_C: Tensor, *, bound: float)
         float64 (N,).
     """
     return round_to_grid(scores_CN.mul_(advantages_C[:, None]), bound=bound).sum(0)
+
+
+def normalized(gradient_N: Tensor) -> Tensor:
+    """The gradient divided by its root mean square; all zero where it is.
+
+    Args:
+        gradient_N: float64 (N,).
+
+    Example:
+        >>> normalized(torch.tensor([3.0, -3.0]).double())
+        tensor([ 1., -1.], dtype=torch.float64)
+    """
+    rms = gradient_N.square().mean().sqrt()
+    return gradient_N / torch.where(rms > 0, rms, 1.0)

@@ -3,22 +3,39 @@
 Shapes: R rollouts, N samples, K samples drawn in a rollout.
 
 Source: arXiv:2512.24265, section 3, draws sequentially and renormalises; the Gumbel-top-k trick (Yellott 1977;
-arXiv:1903.06059) draws from the same distribution in one pass.
+arXiv:1903.06059) draws from the same distribution in one pass. Minus a Gumbel key is the logarithm of a clock's time in
+the exponential race, which we use.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import largest
+from datamask_pl.functional.device import positions, smallest
+from datamask_pl.functional.exponential_race import rung_probabilities, solve_log_time
+
+# Values of the part of a uniform number that every sample gets.
+COARSE = 2**31
+
+
+class Draws(NamedTuple):
+    """Ordered draws.
+
+    Attributes:
+        draws_RK: int64 (R, K), rows in the order in which they were drawn.
+        log_times_R: float64 (R,), logarithm of the time at which the clock of the last one rang.
+    """
+
+    draws_RK: Tensor
+    log_times_R: Tensor
 
 
 def draw(logits_N: Tensor, num_selected: int, *, generator: torch.Generator) -> Tensor:
-    """Draws one ordered sample of `num_selected` without replacement.
-
-    Nothing is exponentiated, so no gap between logits makes a sample impossible or another one certain by underflow,
-    and there is no limit on the number of samples.
+    """Draws one ordered sample of `num_selected` without replacement; see `draw_group`.
 
     Args:
         logits_N: float (N,), finite.
@@ -33,11 +50,58 @@ def draw(logits_N: Tensor, num_selected: int, *, generator: torch.Generator) -> 
         >>> draw(logits, 2, generator=torch.Generator().manual_seed(0)).tolist()
         [1, 0]
     """
-    # float64: a 24-bit uniform has ties among the largest of 2^24 Gumbel keys
-    noise_N = torch.empty(logits_N.shape, dtype=torch.float64, device=logits_N.device)
-    noise_N.exponential_(generator=generator)
-    keys_N = noise_N.log_().neg_().add_(logits_N.detach())
-    return largest(keys_N, num_selected)
+    return draw_group(logits_N, num_selected, generators=[generator]).draws_RK[0]
+
+
+def draw_group(logits_N: Tensor, num_selected: int, *, generators: list[torch.Generator]) -> Draws:
+    """Draws ordered samples of `num_selected` without replacement, each from randomness of its own.
+
+    A uniform number a sample, in two parts: 31 bits for all, 53 more for those that may be among the first K to ring.
+    They are those that ring before a time by which more than K are expected to. Where fewer than K do, the others get
+    their second part, too: the distribution is exact whatever the time. Nothing depends on exp(logit) being
+    representable, so no gap between logits makes a sample impossible or another one certain by underflow, and there is
+    no limit on the number of samples.
+
+    Args:
+        logits_N: float (N,), finite.
+        num_selected: K, in [1, N].
+        generators: R sources of randomness, on the device of the logits; a draw depends on its own alone.
+
+    Returns:
+        The draws, and when their last clocks rang.
+    """
+    logits64_N = logits_N.detach().double()
+    log_time = _safe_log_time(logits64_N, num_selected)
+    highest_N = (rung_probabilities(logits64_N, log_time) * COARSE).clamp_(max=COARSE - 1).int()
+    coarse_N = torch.empty_like(highest_N)
+    draws, log_times = [], []
+    for generator in generators:
+        coarse_N.random_(generator=generator)
+        is_early_N = coarse_N <= highest_N
+        rows = positions(is_early_N)
+        log_clock = _log_clocks(logits64_N, coarse_N, rows, generator)
+        if rows.numel() < num_selected or (log_clock <= log_time).sum() < num_selected:
+            late = positions(~is_early_N)
+            log_clock = torch.cat([log_clock, _log_clocks(logits64_N, coarse_N, late, generator)])
+            rows = torch.cat([rows, late])
+        first_K = smallest(log_clock, num_selected)
+        draws.append(rows[first_K])
+        log_times.append(log_clock[first_K[-1]])
+    return Draws(torch.stack(draws), torch.stack(log_times))
+
+
+def _safe_log_time(logits64_N: Tensor, num_selected: int) -> float:
+    """Logarithm of a time by which K clocks have rung all but once in 1,000 draws, or infinity for few samples."""
+    # the number that has rung by then is a sum of independent 0s and 1s: Chernoff's bound is exp(-(m - k)^2 / 2m)
+    num_expected = num_selected + 5.0 * math.sqrt(num_selected) + 12.0
+    return solve_log_time(logits64_N, num_expected) if 2 * num_expected < logits64_N.numel() else math.inf
+
+
+def _log_clocks(logits64_N: Tensor, coarse_N: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Logarithms of ringing times, from 31 random bits and 53 new ones below them: no ties among 2^24 clocks."""
+    uniform = torch.rand(rows.shape, dtype=torch.float64, device=rows.device, generator=generator)
+    uniform.add_(coarse_N.index_select(0, rows)).mul_(1.0 / COARSE)
+    return uniform.neg_().log1p_().neg_().log_().sub_(logits64_N.index_select(0, rows))
 
 
 def masks_of(draws_RK: Tensor, num_samples: int) -> Tensor:

@@ -7,13 +7,14 @@ import torch
 from pretended_ranks import on_ranks
 from problems import DIVERSITIES, ground_set, qualities, unit_rows
 
+from datamask_pl import estimation
 from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ObjectiveError
 from datamask_pl.estimation import ROLLOUTS_OF_CHUNK, multilinear_update, rollout_update
 from datamask_pl.functional.multilinear import inclusion_probabilities
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.objectives import Objective
+from datamask_pl.objectives import Expectation, Objective, PairwiseSimilarity
 
 N, K = 6, 2
 FEATURES_ND, QUALITY_N = unit_rows(N, 3, 0), qualities(N, 0)
@@ -36,6 +37,7 @@ def ground(ranks=None):
 
 def rollouts(objective, *, step=0, num_rollouts=8, estimator="leave_one_out", ranks=None, logits_N=LOGITS_N, **kwargs):
     options = {
+        "control_variate": False,
         "ground": ground(),
         "scales": RAW,
         "seed_of": lambda rollout: derive_seed(1, 0, step, rollout),
@@ -66,16 +68,74 @@ class TestRollouts:
         error_N = updates.std(axis=0, ddof=1) / np.sqrt(len(updates))
         assert (np.abs(updates.mean(axis=0) - expected_N) < 4 * error_N).all()
 
+    @pytest.mark.parametrize("control_variate", [False, True])
     @pytest.mark.parametrize("estimator", ["leave_one_out", "group_relative"])
     @pytest.mark.parametrize("num_rollouts", [2, ROLLOUTS_OF_CHUNK, 3 * ROLLOUTS_OF_CHUNK + 1])
     @pytest.mark.parametrize("size", [2, 3, 5])
-    def test_any_number_of_ranks_gives_the_same_bits(self, estimator, num_rollouts, size):
-        options = {"num_rollouts": num_rollouts, "estimator": estimator}
+    def test_any_number_of_ranks_gives_the_same_bits(self, estimator, num_rollouts, size, control_variate):
+        options = {"control_variate": control_variate, "num_rollouts": num_rollouts, "estimator": estimator}
         expected = rollouts(joint("disf"), **options)
         for update in on_ranks(size, lambda ranks: rollouts(joint("disf"), ranks=ranks, **options)):
             assert torch.equal(update.direction_M, expected.direction_M)
             assert torch.equal(update.best_mask_M, expected.best_mask_M)
             assert update.metrics == expected.metrics
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_with_a_control_variate_it_is_the_same_gradient_with_less_noise(self, kind, monkeypatch):
+        monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
+        plain, controlled = (
+            np.stack(
+                [
+                    rollouts(joint(kind), step=step, control_variate=control_variate).direction_M.numpy()
+                    for step in range(400)
+                ]
+            )
+            for control_variate in (False, True)
+        )
+        expected_N = oracles.policy_gradient(LOGITS_N, K, set_function(kind))
+        error_N = controlled.std(axis=0, ddof=1) / np.sqrt(len(controlled))
+        assert (np.abs(controlled.mean(axis=0) - expected_N) < 4 * error_N).all()
+        assert controlled.var(axis=0).sum() < 0.8 * plain.var(axis=0).sum()
+
+    def test_a_wrong_expectation_makes_noise_but_no_bias(self, monkeypatch):
+        class Misjudged(PairwiseSimilarity):
+            def linearize(self, p_N, ground):
+                return Expectation(torch.zeros(()), torch.linspace(-1.0, 1.0, N, dtype=torch.float64))
+
+        monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
+        objective = JointObjective(quality_weight=0.3, diversity=Misjudged())
+        updates = np.stack(
+            [rollouts(objective, step=step, control_variate=True).direction_M.numpy() for step in range(400)]
+        )
+        expected_N = oracles.policy_gradient(LOGITS_N, K, set_function("pairwise"))
+        error_N = updates.std(axis=0, ddof=1) / np.sqrt(len(updates))
+        assert (np.abs(updates.mean(axis=0) - expected_N) < 4 * error_N).all()
+
+    @pytest.mark.parametrize("num_rollouts", [2, 8])
+    def test_with_a_control_variate_both_estimators_give_one_direction_of_unit_size(self, num_rollouts):
+        first, second = (
+            rollouts(joint("disf"), num_rollouts=num_rollouts, estimator=estimator, control_variate=True).direction_M
+            for estimator in ("leave_one_out", "group_relative")
+        )
+        assert torch.equal(first, second)
+        assert float(first.square().mean()) == pytest.approx(1.0, rel=1e-12)
+
+    def test_a_reward_that_is_linear_leaves_the_policy_gradient_without_a_score(self):
+        objective = JointObjective(quality_weight=1.0, diversity="disf")
+        update = rollouts(objective, control_variate=True, num_rollouts=300)
+        expected_N = oracles.policy_gradient(LOGITS_N, K, lambda mask_N: QUALITY_N[mask_N].mean())
+        direction_N = expected_N / np.sqrt(np.mean(expected_N**2))
+        assert update.direction_M.numpy() == pytest.approx(direction_N, abs=0.1)
+        assert update.metrics["policy/advantage_spread"] < 1e-12 < update.metrics["policy/reward_spread"]
+
+    def test_an_objective_with_a_value_alone_is_trained_without_a_control_variate(self):
+        class FirstRows(Objective):
+            def value(self, masks_RN, ground):
+                return masks_RN[:, :2].sum(1)
+
+        objective = JointObjective(quality_weight=0.3, diversity=FirstRows())
+        with_it, without = (rollouts(objective, control_variate=wanted) for wanted in (True, False))
+        assert torch.equal(with_it.direction_M, without.direction_M)
 
     def test_the_best_mask_is_the_rollout_of_the_highest_reward(self):
         update = rollouts(joint("pairwise"), num_rollouts=20)

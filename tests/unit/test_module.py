@@ -250,9 +250,28 @@ class TestSettings:
         ):
             assert self.settings(**options)[1] != base, options
 
+    def test_a_control_variate_decides_where_masks_are_drawn(self):
+        schedule = {"estimator": "leave_one_out", "num_steps": 9, "max_lr": 1.0, "min_lr": 0.1}
+        assert self.settings(**schedule)[1] != self.settings(**schedule, control_variate=False)[1]
+
+    @pytest.mark.parametrize(
+        ("options", "schedule"),
+        [
+            ({}, (20, 2.0, 0.2)),
+            ({"control_variate": False}, (20, 2.0, 0.2)),
+            ({"estimator": "leave_one_out"}, (300, 2.0, 0.2)),
+            ({"estimator": "group_relative"}, (300, 2.0, 0.2)),
+            ({"estimator": "group_relative", "control_variate": False}, (1000, 10.0, 1.0)),
+            ({"estimator": "leave_one_out", "diversity": EvenRows()}, (1000, 10.0, 1.0)),
+        ],
+    )
+    def test_the_schedule_defaults_by_how_the_gradient_is_found(self, options, schedule):
+        learner = MaskLearner(**options)
+        assert (learner.num_steps, learner.max_lr, learner.min_lr) == schedule
+
     def test_and_nothing_else(self):
         _, base = self.settings()
-        assert self.settings(num_rollouts=7)[1] == base  # multilinear draws none
+        assert self.settings(num_rollouts=7, control_variate=False)[1] == base  # multilinear draws none
         assert self.settings(diversity="facility_location", num_steps=20)[1] == base
 
     def test_a_checkpoint_of_other_settings_or_data_is_refused_with_both_values(self):

@@ -97,13 +97,6 @@ def test_a_plain_number_is_plackett_luce():
         assert torch.allclose(score(LOGITS_N, constraint, drawn), plackett_luce.score(LOGITS_N, order_RK)[0])
 
 
-def test_the_same_noise_draws_the_same_mask_as_without_a_constraint():
-    constraint = Constraint(Holdings.of(6), BudgetRule(0.5))
-    drawn = draw(LOGITS_N, constraint, generator=torch.Generator().manual_seed(7))
-    plain_K = plackett_luce.draw(LOGITS_N, 3, generator=torch.Generator().manual_seed(7))
-    assert order_of(constraint, drawn) == tuple(plain_K.tolist())
-
-
 def test_gaps_between_logits_beyond_the_range_of_exp_stay_finite():
     logits_N = torch.tensor([0.0, 2000.0, -2000.0, 1.0, -1.0, 900.0], dtype=torch.float64)
     constraint = constraints.make("costs", 6)

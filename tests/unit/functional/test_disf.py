@@ -5,10 +5,12 @@ import pytest
 import torch
 
 from datamask_pl.functional.disf import (
+    GRAM_ROWS,
     disf_expectation,
     disf_value,
     disf_values_from_gram,
     quadratic_forms,
+    squared_gram,
     standardized_value,
     weighted_moment,
 )
@@ -32,9 +34,19 @@ def test_value_is_the_norm_of_the_covariance_by_moment_and_by_gram(num_selected)
     by_moment_R = [
         float(disf_value(weighted_moment(z_ND, torch.tensor(mask_N)), num_selected=num_selected)) for mask_N in masks_RN
     ]
-    by_gram_R = disf_values_from_gram(torch.tensor(masks_RN), (z_ND @ z_ND.T).square(), num_selected=num_selected)
+    by_gram_R = disf_values_from_gram(torch.tensor(masks_RN), squared_gram(z_ND), num_selected=num_selected)
     np.testing.assert_allclose(by_moment_R, expected_R, rtol=1e-12)
     np.testing.assert_allclose(by_gram_R, expected_R, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_samples", [GRAM_ROWS - 1, GRAM_ROWS, GRAM_ROWS + 1, 3 * GRAM_ROWS + 7])
+def test_pairs_in_different_bands_of_the_gram_matrix_count_twice(num_samples):
+    z_ND = centered(problems.unit_rows(num_samples, 3, seed=0))
+    masks_RN = torch.tensor(problems.random_masks(3, num_samples, 100, seed=0))
+    expected_R = [float(disf_value(z_ND[mask_N].T @ z_ND[mask_N], num_selected=100)) for mask_N in masks_RN]
+    bands = squared_gram(z_ND)
+    np.testing.assert_allclose(disf_values_from_gram(masks_RN, bands, num_selected=100), expected_R, rtol=1e-12)
+    assert sum(band_CN.numel() for band_CN in bands) <= num_samples * (num_samples + GRAM_ROWS) / 2
 
 
 @pytest.mark.parametrize("num_selected", [1, 3])

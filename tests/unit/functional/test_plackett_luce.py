@@ -7,7 +7,8 @@ import oracles
 import pytest
 import torch
 
-from datamask_pl.functional.plackett_luce import draw, log_prob, masks_of, score
+from datamask_pl.functional import plackett_luce
+from datamask_pl.functional.plackett_luce import draw, draw_group, log_prob, masks_of, score
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -31,6 +32,51 @@ def test_draws_are_as_frequent_as_enumeration_says(num_samples, num_selected):
     chi_square = sum((counts[order] - num_draws * p) ** 2 / (num_draws * p) for order, p in outcomes)
     degrees = len(outcomes) - 1
     assert chi_square < degrees + 4 * (2 * degrees) ** 0.5
+
+
+@pytest.mark.parametrize("log_time", [-4.0, -1.2, -0.3, 0.5, 2.0])
+def test_no_time_by_which_clocks_are_told_apart_changes_the_law(log_time, monkeypatch):
+    """The time is a matter of speed: where fewer than K clocks ring before it, all are looked at."""
+    monkeypatch.setattr(plackett_luce, "_safe_log_time", lambda *_: log_time)
+    test_draws_are_as_frequent_as_enumeration_says(4, 2)
+
+
+@pytest.mark.parametrize("num_selected", [1, 2])
+def test_draws_from_many_are_as_frequent_as_enumeration_says(num_selected):
+    """60 samples are enough for most of them not to be looked at closely."""
+    logits_N = logits_of(60, 0, scale=1.0)
+    assert np.isfinite(plackett_luce._safe_log_time(torch.tensor(logits_N), num_selected))
+    num_draws = 6_000
+    draws_RK = draw_group(torch.tensor(logits_N), num_selected, generators=[generator()] * num_draws).draws_RK
+    for position, probability_N in enumerate(
+        ([p for _, p in oracles.enumerate_draws(logits_N, 1)], second_of(logits_N))[:num_selected]
+    ):
+        expected_N = num_draws * np.array(probability_N)
+        counts_N = np.bincount(draws_RK[:, position].numpy(), minlength=60)
+        assert ((counts_N - expected_N) ** 2 / expected_N).sum() < 59 + 4 * (2 * 59) ** 0.5
+
+
+def second_of(logits_N: np.ndarray) -> np.ndarray:
+    """Probability that each sample is drawn second."""
+    probability_N = np.zeros(len(logits_N))
+    for rows, probability in oracles.enumerate_draws(logits_N, 2):
+        probability_N[rows[1]] += probability
+    return probability_N
+
+
+@pytest.mark.parametrize("num_selected", [1, 4, 30])
+def test_the_last_clock_rings_when_the_order_statistics_of_exponentials_say(num_selected):
+    group = draw_group(torch.full((200,), 0.7), num_selected, generators=[generator()] * 2000)
+    expected = sum(1 / (200 - index) for index in range(num_selected)) / np.exp(np.float32(0.7))
+    times_R = group.log_times_R.exp()
+    assert abs(float(times_R.mean()) - expected) < 4 * float(times_R.std()) / 2000**0.5
+
+
+def test_a_draw_of_a_group_depends_on_its_own_generator_alone():
+    logits_N = torch.randn(500, generator=generator())
+    together = draw_group(logits_N, 50, generators=[generator(seed) for seed in (3, 1, 2)]).draws_RK
+    alone = [draw(logits_N, 50, generator=generator(seed)) for seed in (3, 1, 2)]
+    assert torch.equal(together, torch.stack(alone))
 
 
 @pytest.mark.parametrize(("num_samples", "num_selected"), [(1, 1), (2, 1), (4, 2), (5, 5), (6, 3)])
