@@ -159,11 +159,22 @@ def write_part(
             pa.array(block.limits.group_N.numpy(), pa.int32()), pa.array(block.limits.names, pa.string())
         )
     about = describe_block(result)
-    metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
-    table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(metadata).encode()})
-    with atomic_path(folder / part_name(block.index)) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    write_table(folder, block.index, pa.table(columns), plan_hash=plan_hash, settings=settings, about=about)
     return about
+
+
+def write_table(
+    folder: Path, block: int, table: pa.Table, *, plan_hash: str, settings: dict[str, Any], about: dict[str, Any]
+) -> None:
+    """Writes a part from its columns and what its footer says.
+
+    Raises:
+        DataFileError: If it cannot be written.
+    """
+    metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
+    table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(metadata).encode()})
+    with atomic_path(folder / part_name(block)) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def read_part(
@@ -275,7 +286,8 @@ def describe_budgets(blocks: Iterable[dict[str, Any]], *, max_groups: int = 20) 
     keys = ("num_selected", "num_samples", "kept_cost", "budget", "cost")
     for group in (group for block in blocks for group in block.get("budgets", [])):
         before = groups.get(group["name"], [0.0] * len(keys))
-        groups[group["name"]] = [old + group[key] for old, key in zip(before, keys, strict=True)]
+        # groups that are not limited by themselves have no budget
+        groups[group["name"]] = [old + (group[key] or 0.0) for old, key in zip(before, keys, strict=True)]
     if not groups:
         return []
     largest = sorted(groups, key=lambda name: -groups[name][-1])[:max_groups]

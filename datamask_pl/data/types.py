@@ -181,7 +181,7 @@ class GroupBudget:
         num_samples: of the group.
         num_selected: kept.
         cost: of the group.
-        budget: what the mask may cost.
+        budget: what the mask may cost; None if the group is not limited by itself.
         kept_cost: what it costs.
     """
 
@@ -189,16 +189,19 @@ class GroupBudget:
     num_samples: int
     num_selected: int
     cost: float
-    budget: float
+    budget: float | None
     kept_cost: float
 
 
 def group_budgets_of(constraint: Constraint, mask_N: Tensor) -> list[GroupBudget]:
     """What a mask keeps of each group."""
-    holdings, totals = constraint.holdings, constraint.totals
+    holdings = constraint.given
+    is_limited = holdings is constraint.holdings
+    totals = constraint.totals if is_limited else holdings.totals()
+    budgets = constraint.budgets if is_limited else [None] * len(holdings.names)
     is_kept_N = mask_N.double()
     cost_N = is_kept_N if holdings.cost_N is None else is_kept_N * holdings.cost_N
-    columns = (holdings.sums(is_kept_N), constraint.budgets, holdings.sums(cost_N))
+    columns = (holdings.sums(is_kept_N), budgets, holdings.sums(cost_N))
     return [
         GroupBudget(name, num_samples, int(kept), cost, limit, spent)
         for name, num_samples, cost, kept, limit, spent in zip(

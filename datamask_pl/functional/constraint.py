@@ -114,6 +114,7 @@ class Constraint:
 
     def __init__(self, holdings: Holdings, rule: BudgetRule, *, is_part: bool = False) -> None:
         self.rule = rule
+        self.given = holdings
         self.holdings = holdings.without_groups() if rule.group_budget == "free" else holdings
         holdings = self.holdings
         self.totals = totals = holdings.totals()
