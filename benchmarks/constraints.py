@@ -1,10 +1,10 @@
 """Limits that `fit` knows beside the same limits put on its logits afterwards.
 
-python benchmarks/constraints.py FILE.parquet [FILE.parquet ...] [--select-ratio 0.1] [--quality-weight 0.3] [--kinds facility_location ...]
+python benchmarks/constraints.py FILE.parquet [FILE.parquet ...] [--select-ratio 0.1] [--quality-weight 0.3] [--kinds ...]
 
 Tokens are lognormal and go with nothing. Groups are quarters of the samples by quality, from the worst, whose quotas
-are 16, 12, 8 and 4 % where 10 % are kept. The ids kept in any case are those of the first 2 % of the rows. f is raw, and
-found by code that shares nothing with the package; with tokens it is of a mask of any size.
+are 16, 12, 8 and 4 % where 10 % are kept. The ids kept in any case are those of the first 2 % of the rows. f is raw,
+and found by code that shares nothing with the package; with tokens it is of a mask of any size.
 """
 
 from __future__ import annotations

@@ -181,6 +181,7 @@ def test_integers_are_groups_and_decimals_costs(workplace):
     assert sorted(selected(table, "group").to_pylist()) == ["7", "7", "8", "8"]
 
 
+@pytest.mark.filterwarnings("ignore:all rollouts of a step had the same reward")
 def test_slices_that_a_step_draws_masks_in_need_not_meet_the_budget(workplace):
     """A step may see none of a group, or nothing but what is kept in any case."""
     shards = write_shards(workplace / "data", [40], source=pa.array(["a"] * 37 + ["b"] * 3))
