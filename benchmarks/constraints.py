@@ -1,6 +1,6 @@
 """Limits that `fit` knows beside the same limits put on its logits afterwards.
 
-python benchmarks/constraints.py FILE.parquet [FILE.parquet ...] [--select-ratio 0.1] [--quality-weight 0.3] [--kinds ...]
+python benchmarks/constraints.py FILE.parquet [FILE.parquet ...] [--select-ratio 0.1] [--quality-weight 0.3] [--kinds]
 
 Tokens are lognormal and go with nothing. Groups are quarters of the samples by quality, from the worst, whose quotas
 are 16, 12, 8 and 4 % where 10 % are kept. The ids kept in any case are those of the first 2 % of the rows. f is raw,

@@ -30,11 +30,11 @@ def polish_within(
 ) -> tuple[Tensor, float]:
     """Exchanges kept for left-out samples of the same group as long as the objective rises. See `rounding.polish`.
 
-    With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and where
-    something is left, samples that promise to raise the objective are added.
+    With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and what still
+    fits is added, also where that lowers the objective, as a mean: otherwise few cheap samples would be the best.
 
     Args:
-        mask_N: bool (N,), allowed, where to start.
+        mask_N: bool (N,), allowed, where to start; with costs one to which nothing can be added.
         constraint: which masks are allowed.
         values: masks bool (R, N) -> float64 (R,), the objective.
         gains: mask bool (N,) -> float64 (N,), what keeping each sample adds, or any proxy of it.
@@ -51,11 +51,11 @@ def polish_within(
         gain_N = gains(mask_N)
         added, removed = _candidates(mask_N, constraint, gain_N, features)
         pairs = match(added, removed, constraint, gain_N=gain_N, room_G=constraint.room_left(mask_N))
-        trials_RN = torch.cat([_joint(mask_N, pairs), _filled(mask_N, constraint, gain_N)])
+        trials_RN = _completed(_joint(mask_N, pairs), constraint, gain_N)
         before = best_value
         mask_N, best_value = _better(mask_N, best_value, trials_RN, values)
         if best_value == before:
-            singles_RN = _singles(mask_N, constraint, gain_N)
+            singles_RN = _completed(_singles(mask_N, constraint, gain_N), constraint, gain_N)
             mask_N, best_value = _better(mask_N, best_value, singles_RN, values)
         if best_value == before:
             break
@@ -141,18 +141,11 @@ def _joint(mask_N: Tensor, pairs_P2: Tensor) -> Tensor:
     return trials_RN
 
 
-def _filled(mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
-    """Masks with what fits and promises something added: all of it, and the best alone: bool (R, N)."""
-    if not constraint.has_costs:
-        return mask_N.new_zeros(0, mask_N.numel())
-    scores_N = torch.where(gain_N > 0, gain_N, -torch.inf)
-    filled_N = constraint.fill(scores_N, start_N=mask_N)
-    new = (filled_N & ~mask_N).nonzero().squeeze(1)
-    if new.numel() == 0:
-        return mask_N.new_zeros(0, mask_N.numel())
-    best_N = mask_N.clone()
-    best_N[new[gain_N[new].argmax()]] = True
-    return torch.stack([filled_N, best_N])
+def _completed(trials_RN: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
+    """The trials with what still fits added, the best first: a budget is there to be spent."""
+    if not constraint.has_costs or len(trials_RN) == 0:
+        return trials_RN
+    return torch.stack([constraint.fill(gain_N, start_N=trial_N) for trial_N in trials_RN])
 
 
 def _singles(mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
@@ -171,7 +164,7 @@ def _singles(mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
 
 
 def _all_allowed(constraint: Constraint) -> Tensor:
-    """Every allowed mask but the empty one: bool (R, N)."""
+    """Every allowed mask but the empty one; with costs those to which nothing can be added: bool (R, N)."""
     num_free = constraint.rows_F.numel()
     kept_N = constraint.kept()
     numbers_R = torch.arange(2**num_free, device=kept_N.device)
@@ -179,7 +172,11 @@ def _all_allowed(constraint: Constraint) -> Tensor:
     spent_RG = torch.zeros(len(bits_RF), constraint.room_G.numel(), dtype=torch.float64, device=kept_N.device)
     spent_RG.index_add_(1, constraint.group_F, bits_RF * constraint.cost_F)
     is_within_RG = spent_RG <= constraint.room_G if constraint.has_costs else spent_RG == constraint.room_G
-    bits_RF = bits_RF[is_within_RG.all(1)].bool()
+    is_allowed_R = is_within_RG.all(1)
+    if constraint.has_costs:
+        still_fits_RF = constraint.cost_F <= (constraint.room_G - spent_RG)[:, constraint.group_F]
+        is_allowed_R &= ~(still_fits_RF & (bits_RF == 0)).any(1)
+    bits_RF = bits_RF[is_allowed_R].bool()
     masks_RN = kept_N.repeat(len(bits_RF), 1)
     masks_RN[:, constraint.rows_F] = bits_RF
     return masks_RN[masks_RN.any(1)]

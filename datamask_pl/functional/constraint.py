@@ -147,27 +147,26 @@ class Constraint:
         """Takes free samples in the order of their scores, each that still fits.
 
         Args:
-            scores_N: float (N,), not NaN; equal ones are taken in row order, those of -inf not at all.
+            scores_N: float (N,), not NaN; equal ones are taken in row order.
             start_N: bool (N,), an allowed mask to add to; that of what is kept in any case by default.
 
         Returns:
             bool (N,).
         """
         mask_N = self.kept() if start_N is None else start_N.clone()
-        waiting = self.by_score(scores_N)
-        room_G = self.room_G
+        room_G = self.room_G if start_N is None else self.room_left(mask_N)
+        among = None
         if start_N is not None:
-            waiting = waiting[~mask_N[self.rows_F[waiting]]]
-            room_G = self.room_left(mask_N)
-        waiting = waiting[scores_N[self.rows_F[waiting]] > -torch.inf]
-        mask_N[self.rows_F[self._take(waiting, room_G)]] = True
+            among = (~mask_N[self.rows_F] & (self.cost_F <= room_G[self.group_F])).nonzero().squeeze(1)
+        mask_N[self.rows_F[self._take(self.by_score(scores_N, among=among), room_G)]] = True
         return mask_N
 
-    def by_score(self, scores_N: Tensor) -> Tensor:
-        """Positions in `rows_F` by group, and within a group from the highest score down."""
-        scores_F = scores_N[self.rows_F]
+    def by_score(self, scores_N: Tensor, *, among: Tensor | None = None) -> Tensor:
+        """Positions in `rows_F`, or some of them in ascending order, by group, and then from the highest score down."""
+        scores = scores_N[self.rows_F if among is None else self.rows_F[among]]
         # rows in ascending order within a group: a stable sort takes equal ones in row order
-        order = scores_F.argsort(descending=True, stable=True)
+        order = scores.argsort(descending=True, stable=True)
+        order = order if among is None else among[order]
         return order if self.room_G.numel() == 1 else order[self.group_F[order].argsort(stable=True)]
 
     def _take(self, waiting: Tensor, room_G: Tensor) -> Tensor:
