@@ -25,7 +25,7 @@ from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.schedule import linear_rate
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.module import EXACT_SCHEDULE
+from datamask_pl.module import DEFAULT_SCHEDULE
 
 KINDS = ("facility_location", "pairwise", "disf")
 NAMES = ("worst", "below", "above", "best")
@@ -45,7 +45,7 @@ def make_holdings(quality_N: torch.Tensor) -> dict[str, Holdings]:
 
 
 def learn(objective: JointObjective, ground: GroundSet, scales: torch.Tensor) -> torch.Tensor:
-    num_steps, max_lr, min_lr = EXACT_SCHEDULE
+    num_steps, max_lr, min_lr = DEFAULT_SCHEDULE["multilinear"]
     logits_N = torch.zeros(ground.num_samples)
     for step in range(num_steps):
         update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)

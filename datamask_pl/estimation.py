@@ -21,6 +21,8 @@ from datamask_pl.functional.estimators import (
     has_spread,
     leave_one_out_advantage,
     normalized,
+    shrinkage,
+    squared_noise_sum,
     weighted_score_sum,
 )
 from datamask_pl.ground_set import GroundSet
@@ -92,9 +94,9 @@ def rollout_update(
 
     With a control variate, the rewards are left without their linear part sum_i g_i m_i, g the gradient of the
     objective's expectation at the inclusion probabilities, and that part's own policy gradient is added from
-    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. Its scale is divided
-    out in the direction, so that both estimators give the same one. Where samples have costs the linear part is taken
-    to be 0.
+    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. What is left to chance
+    is shrunk by the noise that is seen in it, which is most of it where g is good. The scale is divided out in the
+    direction, so that both estimators give the same one. Where samples have costs the linear part is taken to be 0.
 
     Args:
         logits_M: float (M,).
@@ -130,10 +132,11 @@ def rollout_update(
     if slopes_M is None:
         advantage = group_relative_advantage if estimator == "group_relative" else leave_one_out_advantage
         advantages_R = advantage(rewards_R)
-        direction_M = group.gradient(advantages_R)
+        direction_M = group.gradient(advantages_R)[0]
     else:
         advantages_R = leave_one_out_advantage(rewards_R - linear_R)
-        direction_M = normalized(group.gradient(advantages_R))
+        rest_M, linear_M, squared_noise = group.gradient(advantages_R)
+        direction_M = normalized(linear_M + shrinkage(rest_M, squared_noise) * rest_M)
 
     best = int(rewards_R.argmax())
     undecided_p_M = ground.probabilities(logits_M)
@@ -200,14 +203,18 @@ class _Group:
                 values[-1, chunk] = masks_CM.double() @ self._slopes_M
         return self._ranks.sum_(values)
 
-    def gradient(self, advantages_R: Tensor) -> Tensor:
-        """Mean of advantage * score, and of the linear part's gradient: float64 (M,). Collective."""
-        # |score| is at most 1 + K: see `plackett_luce.score`
-        bound = float(advantages_R.abs().sum()) * (1 + self._ground.num_selected) or 1.0
+    def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean of advantage * score, mean of the linear part's gradient, squared noise of the first. Collective."""
+        # a score is at most 1 + K, and 0 in sum with at most K above 0: see `plackett_luce.score`
+        k = self._ground.num_selected
+        bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
+        noise_bound = float(advantages_R.square().sum()) * 2 * k * (1 + k) or 1.0
         # apart until they are whole, for their sums are exact on grids of their own
+        squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
         sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
         for chunk, draws in self._own:
             scores_CM = plackett_luce.score(self._logits_M, draws.draws_RK)
+            squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
             sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
             if self._slopes_M is not None:
                 sums[1] += linear_gradient_sum(
@@ -217,7 +224,8 @@ class _Group:
                     self._slopes_M,
                     num_rollouts=self._num_rollouts,
                 )
-        return self._ranks.sum_(sums).sum(0).div_(self._num_rollouts)
+        score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
+        return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
 
 
 class _ConstrainedGroup(_Group):
@@ -236,19 +244,26 @@ class _ConstrainedGroup(_Group):
     def _masks(self, draws: list[constrained_draws.ConstrainedDraw]) -> Tensor:  # type: ignore[override]
         return torch.stack([drawn.mask_N for drawn in draws])
 
-    def gradient(self, advantages_R: Tensor) -> Tensor:
-        """See `_Group.gradient`."""
-        # |score| is at most 1 + the number drawn
-        bound = float(advantages_R.abs().sum()) * (1 + self._ground.num_samples) or 1.0
+    def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `_Group.gradient`; with costs there is no linear part, and nothing to shrink the rest beside."""
+        # as there, but that with costs any number may be drawn
+        k = self._ground.num_samples
+        bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
+        noise_bound = float(advantages_R.square().sum()) * 2 * k * (1 + k) or 1.0
+        squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
         sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
         for chunk, draws in self._own:
             scores = [constrained_draws.score(self._logits_M, self._constraint, drawn) for drawn in draws]
-            sums[0] += weighted_score_sum(torch.stack(scores), advantages_R[chunk], bound=bound)
+            scores_CM = torch.stack(scores)
+            if not self._constraint.has_costs:
+                squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
+            sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
             if self._slopes_M is not None and not self._constraint.has_costs:
                 sums[1] += constrained_draws.linear_gradient_sum(
                     self._logits_M, self._constraint, draws, self._slopes_M, num_rollouts=self._num_rollouts
                 )
-        return self._ranks.sum_(sums).sum(0).div_(self._num_rollouts)
+        score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
+        return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
 
     @property
     def _constraint(self) -> Constraint:

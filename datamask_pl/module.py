@@ -34,8 +34,12 @@ from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# num_steps, max_lr, min_lr where they are left out: of multilinear, of masks drawn, and of those with a control variate
-EXACT_SCHEDULE, ROLLOUT_SCHEDULE, CONTROLLED_SCHEDULE = (20, 2.0, 0.2), (1000, 10.0, 1.0), (300, 2.0, 0.2)
+# num_steps, max_lr, min_lr where they are left out
+DEFAULT_SCHEDULE = {
+    "multilinear": (20, 2.0, 0.2),
+    "rollouts": (1000, 10.0, 1.0),
+    "rollouts with control variate": (300, 2.0, 0.2),
+}
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
@@ -62,10 +66,9 @@ class MaskLearner(LightningModule):
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
         control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
-            linear part exactly, leave the rest alone to chance, and divide by the root mean square: unbiased up to that
-            scale, so that the two rollout estimators are one. With data.cost_column there is no such part, and nothing
-            but the division is done. False for the paper's estimator. Not used by
-            `multilinear`, nor where a term has no expectation.
+            linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
+            mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
+            used by `multilinear`, nor where a term has no expectation; with data.cost_column nothing but divided.
         num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
         max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
         min_lr: learning rate of its last step, linear between; a tenth of these by default.
@@ -107,9 +110,8 @@ class MaskLearner(LightningModule):
         check_choice("init", init, get_args(Initialization))
         self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         is_controlled = control_variate and self.objective.has_expectation
-        defaults = CONTROLLED_SCHEDULE if is_controlled else ROLLOUT_SCHEDULE
-        if estimator == "multilinear":
-            defaults = EXACT_SCHEDULE
+        rollouts = "rollouts with control variate" if is_controlled else "rollouts"
+        defaults = DEFAULT_SCHEDULE["multilinear" if estimator == "multilinear" else rollouts]
         self.rule = BudgetRule(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator

@@ -30,8 +30,8 @@ def polish_within(
 ) -> tuple[Tensor, float]:
     """Exchanges kept for left-out samples of the same group as long as the objective rises. See `rounding.polish`.
 
-    With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and what still
-    fits is added, also where that lowers the objective, as a mean: otherwise few cheap samples would be the best.
+    With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and what
+    still fits is added, also where that lowers the objective, a mean: otherwise few samples would be the best.
 
     Args:
         mask_N: bool (N,), allowed, where to start; with costs one to which nothing can be added.

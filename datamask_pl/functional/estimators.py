@@ -80,6 +80,40 @@ def weighted_score_sum(scores_CN: Tensor, advantages_C: Tensor, *, bound: float)
     return round_to_grid(scores_CN.mul_(advantages_C[:, None]), bound=bound).sum(0)
 
 
+def squared_noise_sum(scores_CN: Tensor, advantages_C: Tensor, *, bound: float) -> Tensor:
+    """Sum over rollouts of |advantage * score|^2, on a grid; R^2 times the squared length of a mean that is all noise.
+
+    Args:
+        scores_CN: float64 (C, N), from `plackett_luce.score`.
+        advantages_C: float64 (C,).
+        bound: upper bound on the sum over all rollouts of the group.
+
+    Returns:
+        float64 scalar.
+    """
+    return round_to_grid(scores_CN.square().sum(1) * advantages_C.square(), bound=bound).sum()
+
+
+def shrinkage(estimate_N: Tensor, squared_noise: Tensor) -> Tensor:
+    """By how much to shrink an estimate of which part is noise: 1 - noise / |estimate|^2, and 0 where that is negative.
+
+    Args:
+        estimate_N: float64 (N,).
+        squared_noise: float64 scalar, expected squared length of the estimate if it were noise alone.
+
+    Returns:
+        float64 scalar in [0, 1].
+
+    Source: James and Stein 1961; the positive part.
+
+    Example:
+        >>> shrinkage(torch.tensor([3.0, 4.0]).double(), torch.tensor(5.0).double())
+        tensor(0.8000, dtype=torch.float64)
+    """
+    squared_length = estimate_N.square().sum()
+    return (1.0 - squared_noise / squared_length.clamp(min=torch.finfo(torch.float64).tiny)).clamp(min=0.0)
+
+
 def normalized(gradient_N: Tensor) -> Tensor:
     """The gradient divided by its root mean square; all zero where it is.
 

@@ -31,3 +31,11 @@ def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
     rows = [line for line in lines if line.startswith(("| multilinear", "| group_relative"))]
     assert len(rows) == 7
     assert all(line.endswith("same |") for line in rows)
+
+
+def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
+    lines = run("rollouts.py", path, "--seconds", 0.5, "--steps", 10, "--repeats", 2).splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| facility", "| pairwise", "| disf"))]
+    assert [len(cells) for cells in rows] == [6] * 6 + [10] * 3
+    assert all(float(cells[7]) > -1 for cells in rows[6:])

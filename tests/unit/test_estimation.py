@@ -83,6 +83,7 @@ class TestRollouts:
     @pytest.mark.parametrize("kind", KINDS)
     def test_with_a_control_variate_it_is_the_same_gradient_with_less_noise(self, kind, monkeypatch):
         monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
+        monkeypatch.setattr(estimation, "shrinkage", lambda *_: 1.0)
         plain, controlled = (
             np.stack(
                 [
@@ -103,6 +104,7 @@ class TestRollouts:
                 return Expectation(torch.zeros(()), torch.linspace(-1.0, 1.0, N, dtype=torch.float64))
 
         monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
+        monkeypatch.setattr(estimation, "shrinkage", lambda *_: 1.0)
         objective = JointObjective(quality_weight=0.3, diversity=Misjudged())
         updates = np.stack(
             [rollouts(objective, step=step, control_variate=True).direction_M.numpy() for step in range(400)]

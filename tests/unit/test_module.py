@@ -145,7 +145,7 @@ class TestSteps:
         assert int((learner.policy.logits != 0).sum()) > 10
 
     def test_the_best_rollout_of_a_whole_block_is_never_lost(self):
-        learner = MaskLearner(**ROLLOUTS, max_lr=1e-6, min_lr=0.0, polish=False, diversity="disf", calibrate=False)
+        learner = MaskLearner(**ROLLOUTS, max_lr=0.0, min_lr=0.0, polish=False, diversity="disf", calibrate=False)
         seen = train(learner, partial=1.0)
         best = max(step["objective/f_best"] for step in seen.steps)
         assert seen.results[0].mask.f == pytest.approx(best, rel=1e-6)

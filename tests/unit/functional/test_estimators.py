@@ -7,6 +7,9 @@ from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
     leave_one_out_advantage,
+    normalized,
+    shrinkage,
+    squared_noise_sum,
     weighted_score_sum,
 )
 from datamask_pl.functional.plackett_luce import draw, masks_of, score
@@ -113,3 +116,18 @@ def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit_of_the_gradient():
         ]
         assert torch.equal(torch.stack(parts).sum(0), whole_N)
     assert len(plain_sums) > 1, "plain sums agree as well: the test shows nothing"
+
+
+@pytest.mark.parametrize(("signal", "low", "high"), [(0.0, 0.0, 0.15), (0.3, 0.4, 0.6), (3.0, 0.97, 1.0)])
+def test_shrinkage_is_the_share_of_the_estimate_that_is_no_noise(signal, low, high):
+    """Means of 100 numbers of deviation 3: noise of squared length 0.09 a sample."""
+    parts_RN = signal + 3.0 * torch.randn(100, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean_N = parts_RN.mean(0)
+    noise = squared_noise_sum(parts_RN - mean_N, torch.ones(100, dtype=torch.float64), bound=1e7) / 100**2
+    assert low <= float(shrinkage(mean_N, noise)) <= high
+
+
+def test_nothing_is_shrunk_and_normalized_to_nothing():
+    zero_N = torch.zeros(3, dtype=torch.float64)
+    assert 0.0 <= float(shrinkage(zero_N, zero_N.sum())) <= 1.0
+    assert torch.equal(normalized(zero_N), zero_N)
