@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.storage import AnyPath, RemotePath, upload
 
 _DISK_FULL = "free some space, or choose a path on another disk"
 _NOT_ALLOWED = "choose a folder that you may write to"
@@ -27,7 +29,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def atomic_path(target: Path) -> Iterator[Path]:
+def atomic_path(target: AnyPath) -> Iterator[Path]:
     """Yields a temporary path beside `target`, which becomes `target` if the body ends without an exception.
 
     The folder is created if need be. The temporary exists, empty, when the body starts, so that a folder that cannot
@@ -39,11 +41,14 @@ def atomic_path(target: Path) -> Iterator[Path]:
     DatamaskError, which passes as it is. `torch.save` to a path reports a full disk as a RuntimeError; save to a
     `BytesIO` and `write_bytes` that instead.
 
+    Object stores have no rename. There the temporary is a file of this machine, in the system's folder for such
+    (`TMPDIR`), and is uploaded whole at the end, under the target's name.
+
     Args:
         target: file to make or to replace. A symbolic link is followed, so that the file it names is replaced.
 
     Yields:
-        The temporary path, in the target's own folder.
+        The temporary path, in the target's own folder if that is on this machine.
 
     Raises:
         DataFileError: If the target is there but is no regular file, or if it cannot be written.
@@ -56,6 +61,10 @@ def atomic_path(target: Path) -> Iterator[Path]:
         ...     [(path.name, path.read_text()) for path in Path(folder).iterdir()]
         [('a.txt', 'whole')]
     """
+    if isinstance(target, RemotePath):
+        with _uploaded(target) as temporary:
+            yield temporary
+        return
     # Renaming over a link would replace the link and leave the file that it names behind.
     final = Path(os.path.realpath(target))
     if os.path.exists(final) and not os.path.isfile(final):
@@ -81,11 +90,25 @@ def atomic_path(target: Path) -> Iterator[Path]:
             _fsync(final.parent)
 
 
+@contextmanager
+def _uploaded(target: RemotePath) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="datamask_pl-") as folder:
+        temporary = Path(folder) / target.name
+        try:
+            temporary.touch()
+            yield temporary
+        except OSError as error:
+            if isinstance(error, DataFileError):
+                raise
+            raise write_error(f"{temporary}, to be uploaded to {target},", error) from error
+        upload(temporary, target)
+
+
 def local_path(option: str, value: str) -> Path:
     """Returns the value of an option as a path, if it is one on this machine.
 
     Raises:
-        ConfigError: If it is empty or the address of a remote file, which cannot be replaced atomically.
+        ConfigError: If it is empty or the address of a remote file.
 
     Example:
         >>> local_path("output", "s3://bucket/mask")

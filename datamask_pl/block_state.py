@@ -9,11 +9,26 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from datamask_pl.checkpoint_io import STATE_KEY
 from datamask_pl.data.types import Block
+from datamask_pl.errors import CheckpointError
 from datamask_pl.estimation import Update
 from datamask_pl.ground_set import GroundSet
+from datamask_pl.settings import differences
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "index": int,
+    "scales": Tensor,
+    "num_steps": int,
+    "seconds": float,
+    "best_mask": (Tensor, type(None)),
+    "best_reward": float,
+    "num_unchanged": int,
+    "is_settled": bool,
+}
 
 
 @dataclass
@@ -99,3 +114,57 @@ class BlockState:
         self.num_unchanged = self.num_unchanged + 1 if churn < min_churn else 0
         self.is_settled = patience is not None and self.num_unchanged >= patience
         return churn
+
+
+def read_dump(
+    checkpoint: dict[str, Any], *, made_with: dict[str, Any], index: int, num_samples: int, num_terms: int
+) -> dict[str, Any]:
+    """What `BlockState.dump` gave, and the logits beside it, from a checkpoint: checked before any of it is used.
+
+    Args:
+        checkpoint: as it was read.
+        made_with: version, plan_hash and the learner's settings of this run, which must be those of the checkpoint.
+        index: of the block that begins.
+        num_samples: of the block.
+        num_terms: of the objective.
+
+    Returns:
+        The entries of `dump`, and `logits`, float32, at least one a sample.
+
+    Raises:
+        CheckpointError: If it is of other data or other settings, naming what differs with both values; or if an entry
+            is missing or of another kind.
+    """
+    saved = checkpoint.get(STATE_KEY)
+    if not isinstance(saved, dict) or not isinstance(dumped := saved.get("block"), dict):
+        raise CheckpointError("the checkpoint was not written by datamask_pl; give one of a run's checkpoints folder.")
+    settings = saved.get("settings")
+    there = {"version": saved.get("version"), "plan_hash": saved.get("plan_hash")}
+    if differing := differences(there | settings if isinstance(settings, dict) else there, made_with):
+        raise CheckpointError(
+            f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
+            "Give the data and options that it was made with, or another --run_name."
+        )
+    state_dict = checkpoint.get("state_dict")
+    logits_M = state_dict.get("policy.logits") if isinstance(state_dict, dict) else None
+    try:
+        for name, kind in _TYPES.items():
+            if not isinstance(dumped.get(name), kind):
+                raise ValueError(f"{name} is {type(dumped.get(name)).__name__}")
+        if dumped["index"] != index:
+            raise ValueError(f"it is of block {dumped['index']}, and block {index} begins")
+        if not 1 <= dumped["num_steps"] < made_with["model.num_steps"]:
+            raise ValueError(f"num_steps is {dumped['num_steps']} of {made_with['model.num_steps']}")
+        _check_tensor("scales", dumped["scales"], torch.float64, num_terms)
+        if dumped["best_mask"] is not None:
+            _check_tensor("best_mask", dumped["best_mask"], torch.bool, num_samples)
+        logits_N = logits_M[:num_samples] if isinstance(logits_M, Tensor) else torch.empty(0)
+        _check_tensor("policy.logits", logits_N, torch.float32, num_samples)
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint cannot be used ({error}); delete it to go on without it.") from error
+    return {**dumped, "logits": logits_M}
+
+
+def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, length: int) -> None:
+    if tensor.dtype != dtype or tensor.shape != (length,) or not bool(tensor.isfinite().all()):
+        raise ValueError(f"{name} is not {length} finite numbers of {dtype}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +78,12 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
     Raises:
         CheckpointError: If the file is missing, cut off, or holds anything else.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(f"checkpoint {path} does not exist; give the path of a .ckpt file, or last.")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        content = io.BytesIO(Path(path).read_bytes())
+        _check_sums(content)
+        checkpoint = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports damage by many classes, none of them documented
         reason = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {path} is damaged or was not written by datamask_pl ({reason}).") from error
@@ -88,6 +92,15 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
             f"checkpoint {path} was not written by datamask_pl; give one from a run's checkpoints folder."
         )
     return checkpoint
+
+
+def _check_sums(content: io.BytesIO) -> None:
+    """Raises a ValueError if the bytes are not those that were written: torch writes checksums, and ignores them."""
+    with zipfile.ZipFile(content) as archive:
+        spoilt = archive.testzip()
+    if spoilt is not None:
+        raise ValueError(f"the checksum of {spoilt} is wrong")
+    content.seek(0)
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -17,6 +18,8 @@ COMMANDS = {
     "embed": "text parquet to feature parquet",
     "export": "another ratio, cost or quota from the logits of a finished mask, without training",
     "apply": "mask and source shards to filtered shards",
+    "compare": "the mask of a run beside random, top quality, greedy and others",
+    "report": "one HTML file that shows what the mask of a run is worth",
 }
 _GO_ON = {
     "fit": "; --ckpt_path last goes on with it",
@@ -27,6 +30,7 @@ FAILURE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 TRY_AGAIN = 75
+_OUTER_COMMA = re.compile(r", (?![^\[]*\])")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -67,6 +71,9 @@ def main(args: Sequence[str] | None = None) -> None:
         _fail(_one_line(str(error)) + _hint(command, arguments))
     except UnicodeDecodeError as error:
         _fail(f"a file that should be text is not ({error}); a config is a YAML file.")
+    except OSError as error:
+        # a disk or a network that fails where nobody expected it; the system's words name the file
+        _fail(f"{_one_line(str(error))}; the same command can be given again.", code=FAILURE)
     except Exception as error:
         if type(error).__name__ != "MisconfigurationException":  # named, so that --help of others imports no Lightning
             raise
@@ -107,8 +114,24 @@ def _overview() -> str:
 
 
 def _one_line(message: str) -> str:
-    """The parser's message without its line breaks."""
-    return " ".join(message.split()).removeprefix("error: ")
+    """The parser's message without its line breaks; where a value fits none of several types, what matters of it."""
+    line = " ".join(message.split()).removeprefix("error: ")
+    union = re.search(
+        r'Parser key "([^"]+)": .*Subtypes: \[(.*)\] Errors: (.*) Given value type: .* Given value: (.*)', line
+    )
+    if union is None:
+        return line
+    key, kinds, errors, given = union.groups()
+    if problem := re.search(r"- (Problem with .*?)(?= - Expected|$)", errors):
+        return f"{key}: {problem[1]}; got {given}"
+    return f"{key} must be {', or '.join(map(_kind, _OUTER_COMMA.split(kinds)))}; got {given}"
+
+
+def _kind(annotation: str) -> str:
+    """A type as users write it."""
+    text = re.sub(r"<class '([^']*)'>", r"\1", annotation).replace("NoneType", "null")
+    text = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", text)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
 
 def _hint(command: str, arguments: list[str]) -> str:

@@ -230,6 +230,10 @@ class FeatureDataModule(LightningDataModule):
         if self.check_rows:
             self._scan(self._ready)
 
+    def read_block(self, index: int) -> Block:
+        """Reads a block apart from the schedule, to look at a mask after its run. Not a collective."""
+        return self._ready.reader.read(self._ready.plan[index], index)[0]
+
     def resume_at(self, block: int, step: int) -> None:
         """Says that the next epoch, of this block, begins with this step."""
         self._resume = (block, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import subprocess
@@ -15,13 +16,15 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from datamask_pl.callbacks.checkpoint import LogitsCheckpoint
+from datamask_pl.atomic import atomic_path
+from datamask_pl.callbacks.checkpoint import LogitsCheckpoint, run_folder
+from datamask_pl.callbacks.figures import RunFigures
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.checkpoint_io import parse_name, read_checkpoint
 from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import Place, drop_group, leave_group, place, set_place
+from datamask_pl.distributed import Place, drop_group, failing_together, leave_group, place, set_place
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
 from datamask_pl.launch import (
     LaunchOptions,
@@ -32,6 +35,7 @@ from datamask_pl.launch import (
     slurm_plugins,
 )
 from datamask_pl.module import MaskLearner
+from datamask_pl.storage import redact
 from datamask_pl.strategy import BlockGroupStrategy
 
 ENV_PREFIX = "DATAMASK"
@@ -55,9 +59,15 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
         """Does nothing yet."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the resolved configuration, once where several groups of ranks share the folder."""
-        if place().group == 0:
-            super().setup(trainer, pl_module, "fit")
+        """Writes the resolved configuration, once where several groups of ranks share the folder. Collective."""
+        if place().group > 0:
+            return
+        path = run_folder(trainer) / self.config_filename
+        with failing_together():
+            if trainer.is_global_zero:
+                text = self.parser.dump(self.config, skip_none=False)
+                with atomic_path(path) as temporary:
+                    temporary.write_text(text, encoding="utf-8")
 
 
 class FitCLI(LightningCLI):
@@ -94,6 +104,7 @@ class FitCLI(LightningCLI):
         """Finds the run to continue, if one is named by --run_name or --ckpt_path."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
+        _check_run_is_local(config)
         self.resume_from: Path | None = None
         if not config.run_name and not config.ckpt_path:
             return
@@ -144,13 +155,17 @@ class FitCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except DatamaskError:
             raise
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
         check_launch(trainer)
         return trainer
 
     def before_fit(self) -> None:
-        """Hands on the resolved configuration and the checkpoint to continue from."""
+        """Hands on the resolved configuration and the checkpoint to continue from, and adds the figures.
+
+        They come last, for they may wait: by then a block's mask and checkpoint are on disk.
+        """
+        self.trainer.callbacks.append(RunFigures())  # type: ignore[attr-defined]
         parser = self._parser(self.subcommand)
         dumped = parser.dump(self.config[self.subcommand], skip_none=False, format="json")
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
@@ -243,7 +258,6 @@ def run_fit(args: list[str] | None) -> FitCLI:
         seed_everything_default=False,
         auto_configure_optimizers=False,
         save_config_callback=SaveConfigAtStart,
-        save_config_kwargs={"overwrite": True},
         parser_kwargs={**parser_kwargs, "fit": dict(parser_kwargs)},
     )
 
@@ -258,7 +272,7 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
     Raises:
         CheckpointError: If there is none.
     """
-    name = "*" if version is None else version if isinstance(version, str) else f"version_{version}"
+    name = "*" if version is None else glob.escape(version) if isinstance(version, str) else f"version_{version}"
     traces = [*runs.glob(f"{name}/checkpoints/*.ckpt"), *runs.glob(f"{name}/mask/part-*.parquet")]
     if not traces:
         raise CheckpointError(
@@ -266,6 +280,27 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
             ".ckpt file."
         )
     return max(traces, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def _check_run_is_local(config: Any) -> None:  # noqa: ANN401
+    """Refuses a run's folder in an object store: checkpoints and events are written on this machine.
+
+    Raises:
+        ConfigError: If an option names one.
+    """
+    logger = config.trainer.logger
+    options = logger.init_args if logger and hasattr(logger, "init_args") else {}
+    given = {
+        "trainer.logger.save_dir": options.get("save_dir"),
+        "trainer.default_root_dir": config.trainer.default_root_dir,
+        "--ckpt_path": config.ckpt_path,
+    }
+    for option, value in given.items():
+        if value is not None and "://" in str(value):
+            raise ConfigError(
+                f"{option} must be a path on this machine, got {redact(str(value))!r}: checkpoints and TensorBoard "
+                "events cannot be in an object store, the mask can; give mask.output for it."
+            )
 
 
 def _set_run(options: Any, name: str) -> None:  # noqa: ANN401

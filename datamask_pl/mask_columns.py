@@ -6,22 +6,21 @@ Shapes: M samples of the mask, S rows of the other files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from datamask_pl.data.files import open_parquet
 from datamask_pl.data.sources import SourceFile, plain, plain_type
 from datamask_pl.errors import BadRowError, SchemaError
 from datamask_pl.mask_file import Manifest, part_name
 from datamask_pl.mask_join import check_id_type, look_up, part_id_type, read_parts
+from datamask_pl.storage import AnyPath, read_footer
 
 
-def own_schema(folder: Path) -> pa.Schema:
+def own_schema(folder: AnyPath) -> pa.Schema:
     """Columns of the parts of a mask and their types."""
-    return pq.read_schema(folder / part_name(0))
+    return read_footer(folder / part_name(0)).schema.to_arrow_schema()
 
 
 def find_types(source: SourceFile, names: Sequence[str]) -> dict[str, pa.DataType]:
@@ -42,7 +41,7 @@ def find_types(source: SourceFile, names: Sequence[str]) -> dict[str, pa.DataTyp
 
 
 def join_columns(
-    folder: Path, manifest: Manifest, sources: Sequence[SourceFile], names: Sequence[str], *, id_column: str
+    folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], names: Sequence[str], *, id_column: str
 ) -> list[pa.Table]:
     """Some columns of other files, for the samples of every part in their order.
 

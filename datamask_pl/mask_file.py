@@ -7,16 +7,15 @@ whole or not at all.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -24,12 +23,23 @@ from datamask_pl.atomic import atomic_path
 from datamask_pl.data.types import BlockResult
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.settings import differences
+from datamask_pl.storage import AnyPath, list_names, read_footer, readable
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
 MAX_MERGES = 20
+MAX_BLOCKS = 10**8
 _METADATA_KEY = b"datamask_pl"
-_DAMAGES = (OSError, pa.ArrowException, ValueError, KeyError, TypeError)
+_SUM_KEY = b"datamask_pl_sha256"
+_DAMAGES = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError)
+_PLAIN_TYPES = {
+    "source_file": pa.dictionary(pa.int32(), pa.string()),
+    "source_row": pa.int64(),
+    "selected": pa.bool_(),
+    "logit": pa.float32(),
+    "probability": pa.float32(),
+    "quality": pa.float32(),
+}
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 
 
@@ -57,7 +67,7 @@ class Manifest:
     blocks: dict[int, dict[str, Any]] = field(default_factory=dict)
     format: int = FORMAT_VERSION
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: AnyPath) -> None:
         """Brings the manifest of a mask folder up to date with the parts that are there.
 
         Several runs, or groups of ranks, may write to one folder. Each takes over what the others wrote, and looks
@@ -82,28 +92,43 @@ class Manifest:
                 return
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest | None:
+    def read(cls, folder: AnyPath) -> Manifest | None:
         """The manifest of a mask folder, or None if it has none.
 
         Raises:
             DataFileError: If it is damaged or of another format.
         """
         path = folder / MANIFEST_NAME
-        if not path.exists():
-            return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            content["blocks"] = {int(index): block for index, block in content["blocks"].items()}
+            if content.get("format", FORMAT_VERSION) != FORMAT_VERSION:
+                raise DataFileError(
+                    f"{path} has format {content['format']}, this version reads {FORMAT_VERSION}; use the one that "
+                    "wrote it."
+                )
+            content["blocks"] = {int(index): _check_about(block) for index, block in content["blocks"].items()}
             manifest = cls(**content)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            manifest._check()
+        except DataFileError:
+            raise
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataFileError(
                 f"{path} cannot be read as a mask manifest ({error}); restore it or use another folder."
             ) from error
-        if manifest.format != FORMAT_VERSION:
-            raise DataFileError(
-                f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}; use the one that wrote it."
-            )
         return manifest
+
+    def _check(self) -> None:
+        """Raises a ValueError if an entry is of another kind: JSON may hold anything."""
+        _check_kinds(
+            {**asdict(self), "config": self.config or {}},
+            {"plan_hash": str, "files": list, "num_blocks": int, "settings": dict, "versions": dict, "config": dict},
+        )
+        if not all(isinstance(name, str) for name in self.files):
+            raise ValueError("files holds other things than names")
+        if not 0 <= self.num_blocks <= MAX_BLOCKS or any(not 0 <= index < self.num_blocks for index in self.blocks):
+            raise ValueError(f"num_blocks is {self.num_blocks}, blocks are listed up to {max(self.blocks, default=0)}")
 
 
 def part_name(block: int) -> str:
@@ -116,14 +141,14 @@ def part_name(block: int) -> str:
     return f"part-{block:05d}.parquet"
 
 
-def list_parts(folder: Path) -> list[int]:
+def list_parts(folder: AnyPath) -> list[int]:
     """Blocks whose parts are in a mask folder, in order; empty if there is no such folder."""
-    names = os.listdir(folder) if folder.is_dir() else []
+    names = list_names(folder) if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _PART.fullmatch(name)))
 
 
 def write_part(
-    folder: Path, result: BlockResult, *, files: list[str], plan_hash: str, settings: dict[str, Any]
+    folder: AnyPath, result: BlockResult, *, files: list[str], plan_hash: str, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes the part of a block. Its metadata say what the manifest says, so that a part stands for itself.
 
@@ -164,7 +189,7 @@ def write_part(
 
 
 def write_table(
-    folder: Path, block: int, table: pa.Table, *, plan_hash: str, settings: dict[str, Any], about: dict[str, Any]
+    folder: AnyPath, block: int, table: pa.Table, *, plan_hash: str, settings: dict[str, Any], about: dict[str, Any]
 ) -> None:
     """Writes a part from its columns and what its footer says.
 
@@ -172,13 +197,14 @@ def write_table(
         DataFileError: If it cannot be written.
     """
     metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
-    table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(metadata).encode()})
+    text = json.dumps(metadata).encode()
+    table = table.replace_schema_metadata({_METADATA_KEY: text, _SUM_KEY: _sum_of(text)})
     with atomic_path(folder / part_name(block)) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 def read_part(
-    folder: Path, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
+    folder: AnyPath, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """What a part says of its block, from its footer.
 
@@ -195,10 +221,10 @@ def read_part(
         ConfigError: If it is the mask of other data, or was made with other settings; names what differs.
     """
     path = folder / part_name(block)
-    if not path.exists():
-        return None
     try:
         metadata = _read_metadata(path)
+    except FileNotFoundError:
+        return None
     except _DAMAGES as error:
         rank_zero_warn(f"{path} is damaged ({error}); its block is learned again.")
         return None
@@ -216,7 +242,7 @@ def read_part(
     return about
 
 
-def read_complete(folder: Path) -> Manifest:
+def read_complete(folder: AnyPath) -> Manifest:
     """The manifest of a mask whose parts are all there, with what they say of their blocks.
 
     Raises:
@@ -242,24 +268,106 @@ def read_complete(folder: Path) -> Manifest:
         try:
             metadata = _read_metadata(path)
         except _DAMAGES as error:
-            reason = str(error).rstrip(".")
-            raise DataFileError(f"{path} is damaged ({reason}); the same fit command writes it again.") from error
+            raise _damage(path, error) from error
         if metadata["plan_hash"] != manifest.plan_hash:
             raise DataFileError(
                 f"{path} is the mask of other data (plan {metadata['plan_hash'][:12]}, the manifest says "
                 f"{manifest.plan_hash[:12]}); put back the parts of one run."
             )
+        if differing := differences(metadata["settings"], manifest.settings):
+            raise DataFileError(
+                f"{path} was made with other options than its manifest says: {'; '.join(differing)}; put back the "
+                "parts of one run."
+            )
         manifest.blocks[block] = metadata["about"]
     return manifest
 
 
-def _read_metadata(path: Path) -> dict[str, Any]:
+def read_columns(folder: AnyPath, block: int, manifest: Manifest, columns: list[str]) -> pa.Table:
+    """Some columns of a part of a complete mask, in which every value is one that `write_part` could have written.
+
+    Args:
+        folder: the mask folder.
+        block: index of the block.
+        manifest: from `read_complete`.
+        columns: names.
+
+    Raises:
+        DataFileError: If the part is damaged.
+    """
+    path = folder / part_name(block)
+    try:
+        with readable(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            table = parquet.read(columns, use_threads=False)
+        if missing := set(columns).difference(table.column_names):
+            raise ValueError(f"it has no column {min(missing)}")
+        _check_rows(table, manifest.blocks[block], manifest.files)
+    except _DAMAGES as error:
+        raise _damage(path, error) from error
+    return table
+
+
+def _check_rows(table: pa.Table, about: dict[str, Any], files: list[str]) -> None:
+    """Raises a ValueError, or what arrow raises, if a column holds what cannot be."""
+    if table.num_rows != about["num_samples"]:
+        raise ValueError(f"{table.num_rows} rows instead of {about['num_samples']}")
+    for name in table.column_names:
+        if table[name].null_count or not table[name].type.equals(_PLAIN_TYPES.get(name, table[name].type)):
+            raise ValueError(f"column {name} is of type {table[name].type} with {table[name].null_count} nulls")
+        table[name].validate(full=True)
+    if "selected" in table.column_names:
+        num_selected = pc.sum(table["selected"]).as_py() or 0
+        if num_selected != about["num_selected"]:
+            raise ValueError(f"{num_selected} samples are selected instead of {about['num_selected']}")
+    if "source_row" in table.column_names and (pc.min(table["source_row"]).as_py() or 0) < 0:
+        raise ValueError("a source_row is negative")
+    if "source_file" in table.column_names:
+        names = pc.unique(table["source_file"].cast(pa.string()))
+        if not pc.all(pc.is_in(names, value_set=pa.array(files, pa.string())), min_count=0).as_py():
+            raise ValueError("a source_file is none of the manifest's files")
+
+
+def _damage(path: AnyPath, error: Exception) -> DataFileError:
+    reason = str(error).rstrip(".")
+    return DataFileError(f"{path} is damaged ({reason}); the same fit command writes it again.")
+
+
+def _read_metadata(path: AnyPath) -> dict[str, Any]:
     """What is written into a part's footer. Raises one of `_DAMAGES` if the part is not whole."""
-    footer = pq.read_metadata(path)
-    metadata: dict[str, Any] = json.loads((footer.metadata or {})[_METADATA_KEY])
-    if footer.num_rows != metadata["about"]["num_samples"]:
-        raise ValueError(f"{footer.num_rows} rows instead of {metadata['about']['num_samples']}")
+    footer = read_footer(path)
+    entries = footer.metadata or {}
+    text = entries[_METADATA_KEY]
+    if entries.get(_SUM_KEY, _sum_of(text)) != _sum_of(text):
+        raise ValueError("the checksum of what it says of its block is wrong")
+    metadata: dict[str, Any] = json.loads(text)
+    _check_kinds(metadata, {"plan_hash": str, "settings": dict, "about": dict})
+    about = _check_about(metadata["about"])
+    if footer.num_rows != about["num_samples"]:
+        raise ValueError(f"{footer.num_rows} rows instead of {about['num_samples']}")
+    if about.get("part", path.name) != path.name:
+        raise ValueError(f"it is {about['part']} under another name")
     return metadata
+
+
+def _sum_of(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
+
+
+def _check_about(about: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns what is said of a block if it is of the form of `describe_block`; raises a ValueError if not."""
+    _check_kinds(about, {"num_samples": int, "num_selected": int, "num_dropped": int})
+    checked: dict[str, Any] = about
+    if not 0 <= checked["num_selected"] <= checked["num_samples"] or checked["num_dropped"] < 0:
+        raise ValueError(f"{checked['num_selected']} of {checked['num_samples']} samples are selected")
+    return checked
+
+
+def _check_kinds(content: Any, kinds: dict[str, type]) -> None:  # noqa: ANN401
+    if not isinstance(content, dict):
+        raise ValueError(f"{type(content).__name__} instead of an object")
+    for name, kind in kinds.items():
+        if not isinstance(content.get(name), kind):
+            raise ValueError(f"{name} is {type(content.get(name)).__name__} instead of {kind.__name__}")
 
 
 def describe_block(result: BlockResult) -> dict[str, Any]:
@@ -278,26 +386,3 @@ def describe_block(result: BlockResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         **limits,
     }
-
-
-def describe_budgets(blocks: Iterable[dict[str, Any]], *, max_groups: int = 20) -> list[str]:
-    """Lines that say what is kept of each group over all blocks, where there are limits; of the largest groups."""
-    groups: dict[str, list[float]] = {}
-    keys = ("num_selected", "num_samples", "kept_cost", "budget", "cost")
-    for group in (group for block in blocks for group in block.get("budgets", [])):
-        before = groups.get(group["name"], [0.0] * len(keys))
-        # groups that are not limited by themselves have no budget
-        groups[group["name"]] = [old + (group[key] or 0.0) for old, key in zip(before, keys, strict=True)]
-    if not groups:
-        return []
-    largest = sorted(groups, key=lambda name: -groups[name][-1])[:max_groups]
-    width = max(12, *(len(name) + 2 for name in largest))
-    lines = ["", f"{'group':<{width}}{'kept':>14}{'of':>14}{'cost kept':>16}{'budget':>16}{'of':>16}"]
-    for name in largest:
-        kept, whole, *costs = groups[name]
-        lines.append(
-            f"{name or 'all':<{width}}{kept:>14,.0f}{whole:>14,.0f}" + "".join(f"{cost:>16,.6g}" for cost in costs)
-        )
-    if len(groups) > max_groups:
-        lines.append(f"and {len(groups) - max_groups} more groups, in {MANIFEST_NAME}")
-    return lines

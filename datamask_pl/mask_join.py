@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +21,9 @@ from numpy.typing import NDArray
 from datamask_pl.data.blocks import common_folder
 from datamask_pl.data.files import Location, open_parquet
 from datamask_pl.data.sources import SourceFile, iterate_ids, plain, plain_type
-from datamask_pl.errors import BadRowError, ConfigError, SchemaError
-from datamask_pl.mask_file import Manifest, part_name
+from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+from datamask_pl.mask_file import Manifest, part_name, read_columns
+from datamask_pl.storage import AnyPath
 
 Join = Literal["auto", "row", "id"]
 OnMissing = Literal["error", "drop"]
@@ -65,7 +65,7 @@ class _SelectedRows:
 
 
 def find_selection(
-    folder: Path,
+    folder: AnyPath,
     manifest: Manifest,
     sources: Sequence[SourceFile],
     *,
@@ -115,7 +115,7 @@ def find_selection(
 
 
 def _join_by_row(
-    folder: Path, manifest: Manifest, sources: Sequence[SourceFile], *, id_column: str, num_workers: int
+    folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], *, id_column: str, num_workers: int
 ) -> Selection | str:
     """The selection, or in what the files are not those of the mask."""
     shared = common_folder(manifest.files)
@@ -152,7 +152,7 @@ def _join_by_row(
     return others[0] if others else Selection(selection, "row")
 
 
-def _read_selected_rows(folder: Path, manifest: Manifest) -> _SelectedRows:
+def _read_selected_rows(folder: AnyPath, manifest: Manifest) -> _SelectedRows:
     num_samples = np.zeros(len(manifest.files), dtype=np.int64)
     last_row = np.full(len(manifest.files), -1, dtype=np.int64)
     files, rows, ids = [], [], [pa.array([], plain_type(part_id_type(folder)))]
@@ -188,7 +188,7 @@ def _find_other_id(source: SourceFile, span: slice, *, rows: _SelectedRows, id_c
 
 
 def _join_by_id(
-    folder: Path,
+    folder: AnyPath,
     manifest: Manifest,
     sources: Sequence[SourceFile],
     *,
@@ -260,7 +260,7 @@ class _Faults:
 
 
 def _read_ids(
-    folder: Path, manifest: Manifest, id_type: pa.DataType, *, only_selected: bool, is_unique: bool
+    folder: AnyPath, manifest: Manifest, id_type: pa.DataType, *, only_selected: bool, is_unique: bool
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
     """The distinct ids of the mask, and which of them it selects.
 
@@ -324,22 +324,29 @@ def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, rea
         )
 
 
-def part_id_type(folder: Path) -> pa.DataType:
+def part_id_type(folder: AnyPath) -> pa.DataType:
     """Type of the ids of a mask."""
     with open_parquet(_part(folder, 0)) as parquet:
-        return parquet.schema_arrow.field("id").type
+        schema = parquet.schema_arrow
+    if schema.names.count("id") != 1:
+        raise DataFileError(f"{folder / part_name(0)} is damaged: it has no column id; put back the parts of one run.")
+    return schema.field("id").type
 
 
-def _part(folder: Path, block: int) -> Location:
-    path = str(folder / part_name(block))
-    return Location(name=path, path=path)
+def _part(folder: AnyPath, block: int) -> Location:
+    return Location.of(folder / part_name(block))
 
 
-def read_parts(folder: Path, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
-    """The parts of a mask, one at a time."""
+def read_parts(folder: AnyPath, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
+    """The parts of a mask, one at a time; `id` is among the columns."""
+    id_type = part_id_type(folder)
     for block in range(manifest.num_blocks):
-        with open_parquet(_part(folder, block)) as parquet:
-            table = parquet.read(columns, use_threads=False)
+        table = read_columns(folder, block, manifest, columns)
+        if plain_type(table["id"].type) != plain_type(id_type):
+            raise DataFileError(
+                f"{folder / part_name(block)} has ids of type {table['id'].type} and {part_name(0)} of {id_type}; put "
+                "back the parts of one run."
+            )
         yield table
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from datamask_pl.block_ground import check_budgets, make_ground, part_of
 from datamask_pl.block_solution import calibrate, solve
-from datamask_pl.block_state import BlockState
+from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
 from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_schedule
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
@@ -30,7 +30,6 @@ from datamask_pl.joint_objective import JointObjective, WeightedObjective
 from datamask_pl.metrics import StepMetrics
 from datamask_pl.objectives import Objective
 from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
-from datamask_pl.settings import differences
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
@@ -254,22 +253,19 @@ class MaskLearner(LightningModule):
         """Takes over the logits and the state of the block that begins next.
 
         Raises:
-            CheckpointError: If they are of other data or other settings; names what differs, with both values.
+            CheckpointError: If they are of other data or other settings, or damaged; see `read_dump`.
         """
-        saved = checkpoint.get(STATE_KEY)
-        if not isinstance(saved, dict) or saved.get("block") is None:
-            raise CheckpointError(
-                "the checkpoint was not written by datamask_pl; give one of a run's checkpoints folder."
-            )
-        there = {"version": saved.get("version"), "plan_hash": saved.get("plan_hash"), **saved.get("settings", {})}
-        here = {"version": STATE_VERSION, "plan_hash": self._source.plan_hash, **self.settings()}
-        if differing := differences(there, here):
-            raise CheckpointError(
-                f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
-                "Give the data and options that it was made with, or another --run_name."
-            )
-        self._restored = {**saved["block"], "logits": checkpoint["state_dict"]["policy.logits"]}
-        self._source.resume_at(saved["block"]["index"], saved["block"]["num_steps"])
+        source = self._source
+        index = source.next_block
+        assert index is not None, "no block is left to restore"
+        self._restored = read_dump(
+            checkpoint,
+            made_with={"version": STATE_VERSION, "plan_hash": source.plan_hash, **self.settings()},
+            index=index,
+            num_samples=source.block_sizes[source.schedule.index(index)],
+            num_terms=len(self.objective.terms),
+        )
+        source.resume_at(index, self._restored["num_steps"])
 
     def check_agreement(self, when: str) -> None:
         """Compares the logits of all ranks. Collective.
@@ -314,8 +310,6 @@ class MaskLearner(LightningModule):
         block, device = batch.block, self.device
         ground = make_ground(block, self.rule, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
         restored, self._restored = self._restored, None
-        if restored is not None and restored["index"] != block.index:
-            restored = None
         if restored is None:
             self.policy.reset(ground.quality_N, ground.num_selected, init=self.init, is_independent=self.is_whole_block)
         else:

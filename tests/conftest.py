@@ -4,6 +4,7 @@ import signal
 
 import pytest
 import torch
+from forked_ranks import Ranks
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +20,13 @@ def no_variables(monkeypatch):
 
     for name in [name for name in os.environ if name.startswith("DATAMASK_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_rank_left_over():
+    """Ends what a test that failed has left."""
+    yield
+    Ranks.kill_all()
 
 
 @pytest.fixture

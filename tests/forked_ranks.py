@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+from typing import ClassVar
 
 from fits import QUIET
 from ranks import free_port, on
@@ -24,6 +25,7 @@ class Ranks:
     """
 
     _num_starts = 0
+    _started: ClassVar[list["Ranks"]] = []
 
     def __init__(self, num_ranks, *args, folder, more=()):
         Ranks._num_starts += 1
@@ -38,6 +40,13 @@ class Ranks:
         ]
         for process in self.processes:
             process.start()
+        Ranks._started.append(self)
+
+    @classmethod
+    def kill_all(cls):
+        """Ends what a test has left: a stopped process would keep pytest from ending."""
+        while cls._started:
+            cls._started.pop().kill()
 
     def wait_for(self, text, *, timeout_s=60):
         """Waits until rank 0 has printed the text, or has ended."""

@@ -14,7 +14,8 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import Tensor
 
-from datamask_pl.errors import BadRowError, BudgetError, ConfigError
+from datamask_pl.baselines.inputs import check_budget, check_finite, check_inputs, mask_of
+from datamask_pl.errors import ConfigError
 
 # Gains that are refreshed together: one gather of B rows costs little more than a gather of one, yet most of a larger
 # batch would be thrown away.
@@ -39,9 +40,9 @@ def random_mask(num_samples: int, num_selected: int, *, generator: torch.Generat
         >>> int(random_mask(5, 2, generator=torch.Generator().manual_seed(0)).sum())
         2
     """
-    _check_budget(num_samples, num_selected)
+    check_budget(num_samples, num_selected)
     rows_N = torch.randperm(num_samples, generator=generator, device=generator.device)
-    return _mask_of(rows_N[:num_selected], num_samples)
+    return mask_of(rows_N[:num_selected], num_samples)
 
 
 def top_quality_mask(quality_N: Tensor, num_selected: int) -> Tensor:
@@ -62,11 +63,11 @@ def top_quality_mask(quality_N: Tensor, num_selected: int) -> Tensor:
         >>> top_quality_mask(torch.tensor([0.5, 0.9, 0.5]), 2)
         tensor([ True,  True, False])
     """
-    _check_budget(quality_N.shape[0], num_selected)
-    _check_finite("quality_N", quality_N)
+    check_budget(quality_N.shape[0], num_selected)
+    check_finite("quality_N", quality_N)
     # A stable sort and not topk, whose choice among ties differs between devices.
     rows_N = torch.sort(quality_N, descending=True, stable=True).indices
-    return _mask_of(rows_N[:num_selected], quality_N.shape[0])
+    return mask_of(rows_N[:num_selected], quality_N.shape[0])
 
 
 def lazy_greedy_facility_location(
@@ -104,7 +105,7 @@ def lazy_greedy_facility_location(
         >>> lazy_greedy_facility_location(x, torch.zeros(3), num_selected=1, quality_weight=0.0)
         tensor([False,  True, False])
     """
-    num_samples = _check_inputs(features_ND, quality_N, num_selected, quality_weight)
+    num_samples = check_inputs(features_ND, quality_N, num_selected, quality_weight)
     num_bytes = num_samples * num_samples * features_ND.element_size()
     if num_bytes > max_similarity_bytes:
         raise ConfigError(
@@ -135,7 +136,7 @@ def lazy_greedy_facility_location(
         for row, coverage in zip(batch, gain_BN.sum(dim=1).tolist(), strict=True):
             size_at_evaluation[row] = len(rows)
             heappush(heap, (-(modular[row] + scale * coverage), row))
-    return _mask_of(torch.tensor(rows, device=features_ND.device), num_samples)
+    return mask_of(torch.tensor(rows, device=features_ND.device), num_samples)
 
 
 def greedy_pairwise(features_ND: Tensor, quality_N: Tensor, *, num_selected: int, quality_weight: float) -> Tensor:
@@ -167,7 +168,7 @@ def greedy_pairwise(features_ND: Tensor, quality_N: Tensor, *, num_selected: int
         >>> greedy_pairwise(x, torch.zeros(3), num_selected=2, quality_weight=0.0)
         tensor([ True, False,  True])
     """
-    num_samples = _check_inputs(features_ND, quality_N, num_selected, quality_weight)
+    num_samples = check_inputs(features_ND, quality_N, num_selected, quality_weight)
     score_N = quality_weight * quality_N.double()
     # float64: thousands of float32 products are added one by one.
     similarity_N = torch.zeros_like(score_N)
@@ -178,7 +179,7 @@ def greedy_pairwise(features_ND: Tensor, quality_N: Tensor, *, num_selected: int
         rows.append(row)
         similarity_N += features_ND @ features_ND[row]
         score_N[row] = -torch.inf
-    return _mask_of(torch.tensor(rows, device=features_ND.device), num_samples)
+    return mask_of(torch.tensor(rows, device=features_ND.device), num_samples)
 
 
 def greedy_disf(features_ND: Tensor, quality_N: Tensor, *, num_selected: int, quality_weight: float) -> Tensor:
@@ -208,7 +209,7 @@ def greedy_disf(features_ND: Tensor, quality_N: Tensor, *, num_selected: int, qu
         >>> greedy_disf(x, torch.zeros(4), num_selected=1, quality_weight=0.0)
         tensor([False, False, False,  True])
     """
-    num_samples = _check_inputs(features_ND, quality_N, num_selected, quality_weight)
+    num_samples = check_inputs(features_ND, quality_N, num_selected, quality_weight)
     z_ND = features_ND - features_ND.mean(dim=0)
     scale = (1.0 - quality_weight) / num_selected**2
     gain_N = quality_weight / num_selected * quality_N.double()
@@ -219,7 +220,7 @@ def greedy_disf(features_ND: Tensor, quality_N: Tensor, *, num_selected: int, qu
         rows.append(row)
         gain_N.sub_((z_ND @ z_ND[row]).square_(), alpha=2.0 * scale)
         gain_N[row] = -torch.inf
-    return _mask_of(torch.tensor(rows, device=features_ND.device), num_samples)
+    return mask_of(torch.tensor(rows, device=features_ND.device), num_samples)
 
 
 def _similarities(features_ND: Tensor) -> Tensor:
@@ -236,39 +237,3 @@ def _pop_stale(heap: list[tuple[float, int]], size_at_evaluation: list[int], siz
     while heap and len(batch) < _BATCH_SIZE and size_at_evaluation[heap[0][1]] != size:
         batch.append(heappop(heap)[1])
     return batch
-
-
-def _mask_of(rows: Tensor, num_samples: int) -> Tensor:
-    mask_N = torch.zeros(num_samples, dtype=torch.bool, device=rows.device)
-    mask_N[rows] = True
-    return mask_N
-
-
-def _check_inputs(features_ND: Tensor, quality_N: Tensor, num_selected: int, quality_weight: float) -> int:
-    """Returns N once everything that the greedy masks have in common is known to be sound."""
-    if features_ND.ndim != 2 or quality_N.shape != features_ND.shape[:1]:
-        raise ConfigError(
-            f"features_ND must be (N, D) and quality_N (N,), got {tuple(features_ND.shape)} and "
-            f"{tuple(quality_N.shape)}; give one quality for every row of features."
-        )
-    if not 0.0 <= quality_weight <= 1.0:
-        raise ConfigError(f"quality_weight must be in [0, 1], got {quality_weight}; 1 is pure quality, 0 diversity.")
-    _check_budget(features_ND.shape[0], num_selected)
-    _check_finite("features_ND", features_ND)
-    _check_finite("quality_N", quality_N)
-    return features_ND.shape[0]
-
-
-def _check_budget(num_samples: int, num_selected: int) -> None:
-    if not 1 <= num_selected <= num_samples:
-        raise BudgetError(
-            f"num_selected must be in [1, {num_samples}], the number of samples, got {num_selected}; "
-            "keep at least one sample and at most all."
-        )
-
-
-def _check_finite(name: str, values: Tensor) -> None:
-    is_bad_N = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
-    if is_bad_N.any():
-        row = int(is_bad_N.int().argmax())
-        raise BadRowError(f"{name} must be finite, but row {row} is not; leave such samples out first.")

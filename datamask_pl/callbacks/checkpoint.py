@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.checkpoint_io import (
     AtomicCheckpointIO,
@@ -120,7 +121,10 @@ class LogitsCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             self._written = [*(other for other in self._written if other != path), path]
             for old in self._written[: -self.keep]:
-                old.unlink(missing_ok=True)
+                try:
+                    old.unlink(missing_ok=True)
+                except OSError as error:  # the newer one is whole: no reason to end a run
+                    rank_zero_warn(f"{old}, which is not needed any more, cannot be deleted: {error.strerror}.")
             self._written = self._written[-self.keep :]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -15,6 +14,7 @@ from datamask_pl.data.types import BlockResult, BlockSource
 from datamask_pl.distributed import failing_together, gather_objects
 from datamask_pl.errors import ConfigError
 from datamask_pl.mask_file import Manifest, list_parts, read_part, write_part
+from datamask_pl.storage import AnyPath, any_path
 
 PACKAGES = ("datamask_pl", "torch", "lightning", "pyarrow", "numpy")
 
@@ -34,14 +34,14 @@ class MaskExport(Checkpoint):
     A Checkpoint, so that Lightning calls it after the learner has rounded the block and saves checkpoints after it.
 
     Args:
-        output: folder for the mask, instead of the run's.
+        output: folder for the mask, instead of the run's; on this machine or in an object store (s3://, gs://, hf://).
     """
 
     def __init__(self, *, output: str | None = None) -> None:
         self.output = output
         self.config: dict[str, Any] | None = None
         self.manifest: Manifest | None = None
-        self.folder: Path | None = None
+        self.folder: AnyPath | None = None
         self.num_finished_before = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -52,7 +52,7 @@ class MaskExport(Checkpoint):
         Raises:
             ConfigError: If the folder holds the mask of other data, or one that was made with other options.
         """
-        self.folder = Path(self.output) if self.output else run_folder(trainer) / "mask"
+        self.folder = any_path("mask.output", self.output) if self.output else run_folder(trainer) / "mask"
         source = _source(trainer)
         settings = cast(Learner, pl_module).settings()
         begun: Manifest | None = None

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Iterable
+import time
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
+from datamask_pl.budget_table import describe_budgets
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
-from datamask_pl.data.files import redact
 from datamask_pl.data.types import BlockSource
 from datamask_pl.distributed import place
-from datamask_pl.mask_file import Manifest, describe_budgets
+from datamask_pl.evidence.summary import COMPARED, summarize
+from datamask_pl.mask_file import Manifest
+from datamask_pl.storage import AnyPath, redact
 from datamask_pl.strategy import BlockGroupStrategy
 
 DEFAULT_ID_COLUMN = "chunk_id"
+# Seconds between two drawings of the bar.
+DRAW_EVERY_S = 0.1
 
 
 class Watched(Protocol):
@@ -29,7 +34,12 @@ class Watched(Protocol):
 
 
 class MaskProgressBar(TQDMProgressBar):
-    """A bar a block, with the objective, its terms, and the share of the mask that still moves."""
+    """A bar a block, with the objective, its terms, and the share of the mask that still moves.
+
+    It is drawn ten times a second at most: drawing takes longer than a small step.
+    """
+
+    _drawn_s = -math.inf
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
@@ -50,6 +60,21 @@ class MaskProgressBar(TQDMProgressBar):
         super().setup(trainer, pl_module, stage)
         if place().group > 0:
             self.disable()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,
+    ) -> None:
+        """Draws the bar, unless it has just been drawn and is not full."""
+        now = time.monotonic()
+        if now - self._drawn_s < DRAW_EVERY_S and batch_idx + 1 < self.total_train_batches:
+            return
+        self._drawn_s = now
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:  # noqa: ANN401
         """Names the block."""
@@ -101,7 +126,7 @@ class RunSummary(Callback):
             print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
 
 
-def _apply_command(source: Any, mask: Path | None, output: Path) -> str:  # noqa: ANN401
+def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # noqa: ANN401
     """The command that makes the filtered data set; the user's own data module may not say where its files are."""
     path = getattr(source, "path", None)
     given = "SHARDS" if path is None else json.dumps([redact(item) for item in path])
@@ -128,32 +153,20 @@ def _export(trainer: Trainer) -> MaskExport | None:
 
 def describe_run(manifest: Manifest) -> str:
     """The closing table: means over the blocks, weighted by their samples."""
-    blocks = list(manifest.blocks.values())
-    if not blocks:
+    if not manifest.blocks:
         return "no block was finished"
-    num_samples = sum(block["num_samples"] for block in blocks)
-    num_selected = sum(block["num_selected"] for block in blocks)
-    num_dropped = sum(block["num_dropped"] for block in blocks)
-    seconds = sum(block["seconds"] for block in blocks)
-    names = list(blocks[0]["mask"]["terms"])
+    run = summarize(manifest.blocks)
+    names = list(run.values["mask"].terms)
     lines = [
         "",
-        f"kept {num_selected:,} of {num_samples:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, "
-        f"{seconds:.1f} s" + (f"; {num_dropped:,} bad rows left out" if num_dropped else ""),
+        f"kept {run.num_selected:,} of {run.num_samples:,} samples in {_count(run.num_blocks, 'block')}, "
+        f"{run.seconds:.1f} s" + (f"; {run.num_dropped:,} bad rows left out" if run.num_dropped else ""),
         _row(["", "f", *names]),
     ]
-    for label, key in (("mask", "mask"), ("random", "random"), ("top quality", "top_quality")):
-        f = _weighted_mean((block[key]["f"], block["num_samples"]) for block in blocks)
-        terms = [
-            _weighted_mean((block[key]["terms"][name], block["num_samples"]) for block in blocks) for name in names
-        ]
-        lines.append(_row([label, f"{f:.6g}", *(f"{value:.6g}" for value in terms)]))
-    return "\n".join([*lines, *describe_budgets(blocks)])
-
-
-def _weighted_mean(pairs: Iterable[tuple[float, int]]) -> float:
-    values = list(pairs)
-    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+    for key, label in COMPARED.items():
+        values = run.values[key]
+        lines.append(_row([label, f"{values.f:.6g}", *(f"{values.terms[name]:.6g}" for name in names)]))
+    return "\n".join([*lines, *describe_budgets(list(manifest.blocks.values()))])
 
 
 def _row(cells: list[str]) -> str:

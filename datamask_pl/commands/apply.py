@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from datamask_pl.atomic import atomic_path, local_path
+from datamask_pl.atomic import atomic_path
 from datamask_pl.data.rewrite import write_kept
-from datamask_pl.data.sources import SourceFile, read_sources
+from datamask_pl.data.sources import SourceFile, check_outside, read_sources
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.mask_file import read_complete
 from datamask_pl.mask_join import Join, OnDuplicate, OnMissing, Selection, find_selection
+from datamask_pl.storage import AnyPath, any_path, file_size, full_name, is_below, list_names, read_footer
 
 RECORD_NAME = "_apply.json"
 RECORD_FORMAT = 1
@@ -55,10 +53,11 @@ def apply(
     of the selected ids alone. For each worker, some tens of megabytes and what is kept of one row group.
 
     Args:
-        mask: folder of a finished mask, which fit names at its end.
+        mask: folder of a finished mask, here or in an object store, which fit names at its end.
         source: parquet files, folders, globs or fsspec URLs; several as ["one", "two"].
-        output: folder for the filtered files, laid out as the source is below the folder that its files share. If it
-            was begun before, with the same mask and source, it is finished.
+        output: folder for the filtered files, here or in an object store (s3://, gs://, hf://), laid out as the source
+            is below the folder that its files share. If it was begun before, with the same mask and source, it is
+            finished.
         complement: folder for the rows that are not kept, if they are wanted.
         id_column: the source's column of the ids that the mask has.
         join: row finds rows by file and number, and needs the files that the mask was learned from; id finds them by
@@ -76,10 +75,10 @@ def apply(
     """
     _check_options(join=join, on_missing=on_missing, on_duplicate=on_duplicate, num_workers=num_workers)
     folders = _output_folders(output, complement)
-    folder = local_path("mask", mask)
+    folder = any_path("mask", mask)
     manifest = read_complete(folder)
     sources = read_sources(source, id_column)
-    _check_folders(folders, source, sources)
+    check_outside(folders, source, [item.location for item in sources])
     selection = find_selection(
         folder,
         manifest,
@@ -109,13 +108,13 @@ class Target:
         files: rows and bytes of each file that is whole, by its name below the folder.
     """
 
-    folder: Path
+    folder: AnyPath
     keep: list[NDArray[np.bool_]]
     selection: str
     files: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, option: str, folder: Path, sources: Sequence[SourceFile], keep: list[NDArray[np.bool_]]) -> Target:
+    def open(cls, option: str, folder: AnyPath, sources: Sequence[SourceFile], keep: list[NDArray[np.bool_]]) -> Target:
         """Looks what is in the folder; writes nothing.
 
         Raises:
@@ -125,13 +124,11 @@ class Target:
         target = cls(folder, keep, _hash_selection(sources, keep))
         path = folder / RECORD_NAME
         try:
-            others = [name for name in sorted(os.listdir(folder)) if not name.startswith(".")]
+            others = [name for name in list_names(folder) if not name.startswith(".")]
             record = json.loads(path.read_text(encoding="utf-8")) if RECORD_NAME in others else None
             there, files = (None, {}) if record is None else (record["selection"], dict(record["files"]))
             if record is not None and record["format"] != RECORD_FORMAT:
                 raise ValueError(f"it has format {record['format']}, this version reads {RECORD_FORMAT}")
-        except FileNotFoundError:
-            return target
         except NotADirectoryError:
             raise ConfigError(f"{option} {folder} is a file; give the path of a folder.") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -142,7 +139,8 @@ class Target:
             raise ConfigError(
                 f"{option} {folder} was made with another mask or from another source; give another folder."
             )
-        target.files = {name: about for name, about in files.items() if _is_whole(folder / name, about)}
+        names = [source.relative_name for source in sources if source.relative_name in files]
+        target.files = {name: files[name] for name in names if _is_whole(folder / name, files[name])}
         return target
 
     def write_record(self) -> None:
@@ -160,9 +158,9 @@ def _hash_selection(sources: Sequence[SourceFile], keep: Sequence[NDArray[np.boo
     return digest.hexdigest()
 
 
-def _is_whole(path: Path, about: dict[str, int]) -> bool:
+def _is_whole(path: AnyPath, about: dict[str, int]) -> bool:
     try:
-        return path.stat().st_size == about["num_bytes"] and pq.read_metadata(path).num_rows == about["num_rows"]
+        return file_size(path) == about["num_bytes"] and read_footer(path).num_rows == about["num_rows"]
     except (OSError, pa.ArrowException, KeyError, TypeError):
         return False
 
@@ -227,29 +225,14 @@ def _check_options(*, join: str, on_missing: str, on_duplicate: str, num_workers
         raise ConfigError(f"num_workers must be at least 1, got {num_workers}.")
 
 
-def _output_folders(output: str, complement: str | None) -> dict[str, Path]:
-    folders = {"output": local_path("output", output)}
+def _output_folders(output: str, complement: str | None) -> dict[str, AnyPath]:
+    folders = {"output": any_path("output", output)}
     if complement is not None:
-        folders["complement"] = local_path("complement", complement)
-        one, other = (Path(os.path.realpath(path)) for path in folders.values())
-        if one == other or one in other.parents or other in one.parents:
+        folders["complement"] = any_path("complement", complement)
+        one, other = (full_name(path) for path in folders.values())
+        if is_below(one, other) or is_below(other, one):
             raise ConfigError(f"output {output} and complement {complement} must lie beside each other, not in one.")
     return folders
-
-
-def _check_folders(folders: dict[str, Path], source: str | list[str], sources: Sequence[SourceFile]) -> None:
-    """Refuses a folder that the source's files are in, or that a later look for the source would find."""
-    files = {os.path.realpath(item.location.path) for item in sources if item.location.filesystem is None}
-    # A pattern with ** spans all folders below the part before it.
-    patterns = [pattern.removeprefix("file://") for pattern in ([source] if isinstance(source, str) else source)]
-    roots = [os.path.dirname(item.partition("**")[0]) or "." if "**" in item else item for item in patterns]
-    roots = [os.path.realpath(os.path.expanduser(root)) for root in roots]
-    roots = [root for root in roots if os.path.isdir(root)]
-    for option, folder in folders.items():
-        real = Path(os.path.realpath(folder))
-        is_in_root = any(Path(root) in (real, *real.parents) for root in roots)
-        if is_in_root or any(Path(path).parent == real for path in files):
-            raise ConfigError(f"{option} {folder} is the source's folder, or in it; give one outside of it.")
 
 
 def _describe(

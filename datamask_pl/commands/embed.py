@@ -1,108 +1,196 @@
-"""Turns texts into features, offline: latent semantic analysis with scikit-learn.
+"""Turns texts into features: latent semantic analysis, offline, or a sentence-transformers model.
 
 Shape suffixes: N texts, T terms, D features.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
-from datamask_pl.atomic import atomic_path, local_path
-from datamask_pl.data.files import Location, expand, open_parquet
-from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+from datamask_pl.atomic import atomic_path
+from datamask_pl.data.blocks import deal_blocks, parse_shard
+from datamask_pl.data.files import expand
+from datamask_pl.data.sources import check_outside, relative_names
+from datamask_pl.embed_files import embed_file, is_finished, launched, plan_files
+from datamask_pl.errors import BadRowError, ConfigError
+from datamask_pl.storage import any_path, full_name
+from datamask_pl.text_model import Device, Precision, TextModel
+from datamask_pl.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
 
-_ROW_GROUP_SIZE = 4096
+_ROW_GROUP_SIZE = ROW_GROUP_SIZE
+_LSA_DEFAULTS = {"num_dimensions": 256, "min_df": 2, "seed": 0}
+_MODEL_DEFAULTS: dict[str, Any] = {"prefix": None, "max_length": None, "batch_size": 64, "shard": "0/1"}
 _MAX_TERMS = 2**17  # bounds the decomposition's memory: T x D float32, 140 MB at 256 features
 _NUM_POWER_ITERATIONS = 3
 # A TF-IDF row has length 1, so that this is the share of it that D directions hold; below is rounding noise.
 _MIN_NORM = 1e-5
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The texts of some parquet files, and what else stands in their rows.
-
-    Attributes:
-        texts: N texts, in the order of the files and their rows.
-        others: table of N rows with every column but the text.
-        paths: the files.
-        starts: for each file, the position of its first row in `texts`.
-    """
-
-    texts: list[str]
-    others: pa.Table
-    paths: list[str]
-    starts: list[int]
-
-    def place(self, position: int) -> str:
-        """Names the file and row, from 0, of a text."""
-        file = bisect_right(self.starts, position) - 1
-        return f"{self.paths[file]}, row {position - self.starts[file]}"
-
-
 def embed(
     source: str | list[str],
     output: str = "quickstart-data/features.parquet",
     *,
-    encoder: Literal["lsa"] = "lsa",
+    model: str | None = None,
     text_column: str = "text",
     feature_column: str = "feature_arr",
-    num_dimensions: int = 256,
-    min_df: int = 2,
-    seed: int = 0,
+    num_dimensions: int | None = None,
+    min_df: int | None = None,
+    seed: int | None = None,
+    prefix: str | None = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+    shard: str | None = None,
 ) -> None:
     """Writes a feature vector for every text of some parquet files.
 
-    Each vector has length 1 and is stored as a fixed-size list of float16. The other columns are carried unchanged,
-    the text is not; rows keep their order. All texts are held in memory at once, as is their term matrix. Terms are
-    words of two letters or digits and more, so that languages written without spaces need other features.
+    Vectors are stored as fixed-size lists of float16. The other columns are carried unchanged, the text is not; rows
+    keep their order.
+
+    Without a model it is latent semantic analysis: TF-IDF of words and pairs of words, then a truncated singular value
+    decomposition; vectors have length 1. It needs no network, and one file is written. All texts are held in memory at
+    once, as is their term matrix. Terms are words of two letters or digits and more, so that languages written without
+    spaces need a model.
+
+    With a model it is a neural network of sentence-transformers, and vectors are normalised or not as the model does.
+    Every source file gives a file of the same name in the output folder. Started again, whole files that were made by
+    the same model from the same source are kept. Processes that torchrun or srun started take different files. Texts
+    longer than the model reads are cut off. No code of the model's is executed, and weights must be safetensors.
 
     Args:
-        source: parquet files, folders, globs or fsspec URLs.
-        output: parquet file to write; its folder is created.
-        encoder: lsa is TF-IDF of words and pairs of words, then a truncated singular value decomposition.
+        source: parquet files, folders, globs or fsspec URLs; several as ["one", "two"].
+        output: parquet file to write; with a model the folder to write to. Here or in an object store (s3://, gs://,
+            hf://).
+        model: folder of a sentence-transformers model, or its name on the Hugging Face hub.
         text_column: column that holds the text, of a string type.
         feature_column: column to write.
-        num_dimensions: D, length of a vector; below both the number of texts and the number of terms.
-        min_df: a term counts if it occurs in this many texts.
-        seed: of the decomposition, which is randomised.
+        num_dimensions: without a model, length of a vector, 256 if left out; below both the number of texts and the
+            number of terms.
+        min_df: without a model, a term counts if it occurs in this many texts, 2 if left out.
+        seed: without a model, of the decomposition, which is randomised; 0 if left out.
+        prefix: with a model, put before every text, such as "passage: " for E5; as the model's own configuration says
+            if left out.
+        max_length: with a model, tokens of a text that are read; as many as it can read if left out.
+        batch_size: with a model, texts that go through it at once, 64 if left out.
+        device: with a model, where it runs; auto is the GPU if there is one.
+        precision: with a model, numbers that it computes in; auto is float32 on a CPU, and on a GPU bfloat16 for a
+            model that is stored in it, else float16.
+        shard: with a model, "i/n": this job takes every n-th file, from the i-th on, counted from 0; its processes
+            share those. 0/1 if left out.
 
     Raises:
-        ConfigError: If an option is out of range, scikit-learn is missing, output is one of the sources or no local
-            path, or the texts have too few terms for num_dimensions.
+        ConfigError: If an option is out of range or goes with the other way only, a package is missing, output is one
+            of the sources or in their folder, a model cannot be loaded, or the texts have too few terms for
+            num_dimensions.
         SchemaError: If the text column is missing or holds no strings, the feature column is there already, or
             two files disagree.
         DataFileError: If a file is missing, cannot be read, or cannot be written.
-        BadRowError: If a text is null, or has no vector.
+        BadRowError: If a text is null, or empty, or has no vector.
     """
-    _check_options(encoder=encoder, num_dimensions=num_dimensions, min_df=min_df, seed=seed)
-    target = local_path("output", output)
+    given_lsa = {"num_dimensions": num_dimensions, "min_df": min_df, "seed": seed}
+    given_model = {"prefix": prefix, "max_length": max_length, "batch_size": batch_size, "shard": shard}
+    if model is None:
+        _check_absent(given_model, device=device, precision=precision)
+        _embed_lsa(source, output, text_column=text_column, feature_column=feature_column, options=given_lsa)
+        return
+    for option, value in given_lsa.items():
+        if value is not None:
+            raise ConfigError(f"{option} is of embed without --model; leave it out, or --model.")
+    _embed_model(
+        source,
+        output,
+        model=model,
+        text_column=text_column,
+        feature_column=feature_column,
+        options=given_model,
+        device=device,
+        precision=precision,
+    )
+
+
+def _embed_lsa(
+    source: str | list[str], output: str, *, text_column: str, feature_column: str, options: dict[str, Any]
+) -> None:
+    chosen = {name: _LSA_DEFAULTS[name] if value is None else value for name, value in options.items()}
+    _check_lsa(**chosen)
+    target = any_path("output", output)
     files = expand(source, option="source")
-    if os.path.realpath(target) in (os.path.realpath(file.path) for file in files if file.filesystem is None):
+    if full_name(target) in (full_name(file.as_path) for file in files):
         raise ConfigError(f"output {output} is one of the sources; write the features to another file.")
     with atomic_path(target) as temporary:
         corpus = read_corpus(files, text_column=text_column, feature_column=feature_column)
-        features_ND, share = lsa(corpus.texts, num_dimensions=num_dimensions, min_df=min_df, seed=seed)
-        _check_vectors(features_ND, corpus, min_df)
+        features_ND, share = lsa(corpus.texts, **chosen)
+        _check_vectors(features_ND, corpus, chosen["min_df"])
         columns = [*corpus.others.columns, feature_array(features_ND)]
         field = pa.field(feature_column, columns[-1].type)
         table = pa.table(columns, schema=corpus.others.schema.append(field))
         # Half floats gain nothing from a dictionary and are slower to read through one.
         others = corpus.others.column_names
-        pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, use_dictionary=others)
+        options = {"use_dictionary": others, "write_page_checksum": True}
+        pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, **options)
     print(
-        f"Embedded {len(corpus.texts)} texts in {num_dimensions} dimensions ({share:.1%} of their variance) "
+        f"Embedded {len(corpus.texts)} texts in {chosen['num_dimensions']} dimensions ({share:.1%} of their variance) "
         f"to {output}. Next: python cli.py fit --data.path {shlex.quote(output)}"
+    )
+
+
+def _embed_model(
+    source: str | list[str],
+    output: str,
+    *,
+    model: str,
+    text_column: str,
+    feature_column: str,
+    options: dict[str, Any],
+    device: Device,
+    precision: Precision,
+) -> None:
+    chosen = {name: _MODEL_DEFAULTS[name] if value is None else value for name, value in options.items()}
+    _check_model(output, chosen["max_length"], chosen["batch_size"], device, precision)
+    shard = parse_shard(chosen["shard"], "shard")
+    rank, world, local_rank = launched()
+    folder = any_path("output", output)
+    locations = expand(source, option="source")
+    check_outside({"output": folder}, source, locations)
+    names = relative_names(locations)
+    columns = {"text_column": text_column, "feature_column": feature_column}
+    files = plan_files(locations, [folder / name for name in names], **columns)
+    mine = [files[index] for index in deal_blocks(len(files), shard=shard, group=(rank, world))]
+    encoder = TextModel(
+        name=model,
+        prefix=chosen["prefix"],
+        max_length=chosen["max_length"],
+        batch_size=chosen["batch_size"],
+        device=device,
+        precision=precision,
+        local_rank=local_rank,
+    )
+    settings = {
+        "model_hash": encoder.hash,
+        "precision": encoder.precision,
+        "prefix": chosen["prefix"],
+        "max_length": chosen["max_length"],
+        **columns,
+    }
+    left = [file for file in mine if not is_finished(file, settings)]
+    with tqdm(total=sum(file.num_rows for file in left), unit=" texts", unit_scale=True, disable=None) as bar:
+        for file in left:
+            embed_file(file, encoder, **columns, settings=settings, advance=bar.update)
+    whose = f" of rank {rank} of {world}" if world > 1 else ""
+    kept = f", {len(mine) - len(left)} were there before" if len(left) < len(mine) else ""
+    print(
+        f"Embedded {sum(file.num_rows for file in left)} texts in {encoder.num_dimensions} dimensions, {len(left)} of "
+        f"{len(mine)} files{whose}{kept}, {encoder.precision} on {encoder.device}, to {folder}. "
+        f"Next: python cli.py fit --data.path {shlex.quote(str(folder))}"
     )
 
 
@@ -138,7 +226,7 @@ def lsa(texts: Sequence[str], *, num_dimensions: int, min_df: int, seed: int) ->
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError as error:
-        raise ConfigError("encoder lsa needs scikit-learn; pip install 'datamask_pl[embed]'.") from error
+        raise ConfigError("embed without --model needs scikit-learn; pip install 'datamask_pl[embed]'.") from error
     if num_dimensions >= len(texts):
         raise ConfigError(
             f"num_dimensions must be below the number of texts, {len(texts)}, got {num_dimensions}; "
@@ -172,70 +260,38 @@ def lsa(texts: Sequence[str], *, num_dimensions: int, min_df: int, seed: int) ->
     return features_ND.astype(np.float32), share
 
 
-def feature_array(features_ND: npt.NDArray[np.float32]) -> pa.ChunkedArray:
-    """Returns the rows as fixed-size lists of float16, in chunks small enough for any row group.
-
-    Example:
-        >>> feature_array(np.eye(2, dtype=np.float32)).type
-        FixedSizeListType(fixed_size_list<item: halffloat>[2])
-    """
-    num_dimensions = features_ND.shape[1]
-    chunks = [
-        pa.FixedSizeListArray.from_arrays(
-            pa.array(features_ND[start : start + _ROW_GROUP_SIZE].astype(np.float16).ravel()), num_dimensions
+def _check_absent(given: dict[str, Any], *, device: str, precision: str) -> None:
+    """Refuses options that need a model, and processes that would all do the same."""
+    named = {**given, "device": None if device == "auto" else device}
+    named["precision"] = None if precision == "auto" else precision
+    for option, value in named.items():
+        if value is not None:
+            raise ConfigError(f"{option} needs --model; leave it out, or give a model.")
+    rank, world, _ = launched()
+    if world > 1:
+        raise ConfigError(
+            f"embed without --model decomposes all texts together, in one process, but this is rank {rank} of {world}; "
+            "start one, or give a model."
         )
-        for start in range(0, len(features_ND), _ROW_GROUP_SIZE)
-    ]
-    return pa.chunked_array(chunks, pa.list_(pa.float16(), num_dimensions))
 
 
-def read_corpus(files: list[Location], *, text_column: str, feature_column: str) -> Corpus:
-    """Reads the texts and the other columns of some files; checks every footer before it reads any row.
-
-    Raises:
-        SchemaError: As `embed`.
-        DataFileError: If a file cannot be read.
-        BadRowError: If a text is null.
-    """
-    paths = [file.name for file in files]
-    schemas = []
-    for file in files:
-        with open_parquet(file) as parquet:
-            schemas.append(parquet.schema_arrow)
-    for path, schema in zip(paths, schemas, strict=True):
-        _check_schema(path, schema, text_column, feature_column)
-        _check_same(path, schema, paths[0], schemas[0])
-    texts: list[str] = []
-    starts: list[int] = []
-    others: list[pa.Table] = []
-    for path, file in zip(paths, files, strict=True):
-        starts.append(len(texts))
-        with open_parquet(file) as parquet:
-            table = parquet.read()
-        column = table[text_column].cast(pa.large_string())
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True)
-            raise BadRowError(
-                f"{path}, row {row}: {text_column} is null ({column.null_count} of {len(column)} rows are); "
-                "remove those rows."
-            )
-        try:
-            texts += column.to_pylist()
-        except UnicodeDecodeError as error:
-            raise DataFileError(f"{path}: {text_column} is not UTF-8 ({error.reason}); write it again.") from error
-        others.append(table.select([name for name in schemas[0].names if name != text_column]))
-    # "default" evens out what is no type: nullability and metadata of the fields.
-    return Corpus(texts, pa.concat_tables(others, promote_options="default"), paths, starts)
-
-
-def _check_options(*, encoder: str, num_dimensions: int, min_df: int, seed: int) -> None:
-    if encoder != "lsa":
-        raise ConfigError(f"encoder must be one of: lsa; got {encoder!r}.")
+def _check_lsa(*, num_dimensions: int, min_df: int, seed: int) -> None:
     for option, value in (("num_dimensions", num_dimensions), ("min_df", min_df)):
         if value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}.")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed must be at least 0 and below 2^32, got {seed}.")
+
+
+def _check_model(output: str, max_length: int | None, batch_size: int, device: str, precision: str) -> None:
+    if output.endswith(".parquet"):
+        raise ConfigError(f"output must be a folder where there is a model, got {output}: each source gives a file.")
+    for option, value in (("max_length", max_length), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} must be at least 1, got {value}.")
+    for option, given, choices in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
+        if given not in choices:
+            raise ConfigError(f"{option} must be one of: {', '.join(choices)}; got {given!r}.")
 
 
 def _check_vectors(features_ND: npt.NDArray[np.float32], corpus: Corpus, min_df: int) -> None:
@@ -248,27 +304,3 @@ def _check_vectors(features_ND: npt.NDArray[np.float32], corpus: Corpus, min_df:
             f"num_dimensions={features_ND.shape[1]} strongest directions; "
             "remove those rows, lower min_df or raise num_dimensions."
         )
-
-
-def _check_schema(path: str, schema: pa.Schema, text_column: str, feature_column: str) -> None:
-    if text_column not in schema.names:
-        raise SchemaError(f"{path} has no column {text_column!r}; set text_column to one of {schema.names}.")
-    kind = schema.field(text_column).type
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
-        raise SchemaError(f"{path}: text_column {text_column!r} must hold strings, not {kind}; name another column.")
-    if feature_column in schema.names:
-        raise SchemaError(f"{path} has a column {feature_column!r} already; give feature_column another name.")
-
-
-def _check_same(path: str, schema: pa.Schema, first_path: str, first_schema: pa.Schema) -> None:
-    """Compares names and types, in any order; nullability and metadata may differ."""
-    if set(schema.names) != set(first_schema.names):
-        differing = sorted(set(schema.names) ^ set(first_schema.names))
-        raise SchemaError(f"Columns {differing} are not in both {first_path} and {path}; make the files alike.")
-    for name in first_schema.names:
-        expected, seen = first_schema.field(name).type, schema.field(name).type
-        if expected != seen:
-            raise SchemaError(
-                f"Column {name!r} is {expected} in {first_path} and {seen} in {path}; write both with one type."
-            )

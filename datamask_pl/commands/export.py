@@ -6,20 +6,17 @@ Shapes: N samples of a block.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.atomic import local_path
+from datamask_pl.budget_table import describe_budgets
 from datamask_pl.data.forced_ids import ForcedIds, read_forced_ids
 from datamask_pl.data.limits import encode_groups
 from datamask_pl.data.rows import read_costs, read_groups
@@ -32,13 +29,14 @@ from datamask_pl.functional.constraint import Constraint
 from datamask_pl.mask_columns import find_types, join_columns, own_schema
 from datamask_pl.mask_file import (
     Manifest,
-    describe_budgets,
     list_parts,
     part_name,
+    read_columns,
     read_complete,
     read_part,
     write_table,
 )
+from datamask_pl.storage import AnyPath, any_path, full_name, list_names
 
 
 def export(
@@ -91,8 +89,8 @@ def export(
         raise ConfigError("group_budget needs groups; name the column that holds them in group_column.")
     if source is not None and cost_column is None and group_column is None:
         raise ConfigError("source is for its columns; name one in cost_column or group_column, or leave it out.")
-    folder, target = local_path("mask", mask), local_path("output", output)
-    if folder.resolve() == target.resolve():
+    folder, target = any_path("mask", mask), any_path("output", output)
+    if full_name(folder) == full_name(target):
         raise ConfigError(f"output {output} is the mask's own folder; give another.")
     manifest = read_complete(folder)
     id_type = own_schema(folder).field("id").type
@@ -138,7 +136,7 @@ class _Blocks:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         manifest: Manifest,
         rule: BudgetRule,
         forced: ForcedIds | None,
@@ -182,7 +180,7 @@ class _Blocks:
         column = self._read(block, ["logit"])["logit"]
         return torch.from_numpy(column.to_numpy().copy())
 
-    def write(self, block: int, target: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    def write(self, block: int, target: AnyPath, settings: dict[str, Any]) -> dict[str, Any]:
         """Writes the new part of a block, and returns what the manifest says of it."""
         table, logits_N = self._read(block, None), self.logits(block)
         constraint, cost_N, groups = self._limit(block)
@@ -217,7 +215,8 @@ class _Blocks:
             check_group_type(file_name, self._group_column, types[self._group_column])
 
     def _read(self, block: int, columns: list[str] | None) -> pa.Table:
-        return pq.read_table(self._folder / part_name(block), columns=columns)
+        columns = own_schema(self._folder).names if columns is None else columns
+        return read_columns(self._folder, block, self._manifest, columns)
 
     def _limit(self, block: int) -> tuple[Constraint, NDArray[np.float64] | None, pa.Array | None]:
         """The constraint of a block, and its costs and groups where there are any."""
@@ -262,16 +261,17 @@ def hash_logits(logits_N: Tensor) -> str:
     return hashlib.sha256(logits_N.numpy().tobytes()).hexdigest()
 
 
-def _check_output(target: Path, manifest: Manifest, settings: dict[str, Any], blocks: _Blocks) -> None:
+def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any], blocks: _Blocks) -> None:
     """Refuses a folder that holds anything but parts of this very mask.
 
     Raises:
         ConfigError: If it does.
     """
-    if target.is_file():
-        raise ConfigError(f"output {target} is a file; give the path of a folder.")
+    try:
+        others = [name for name in list_names(target) if not name.startswith((".", "_"))]
+    except NotADirectoryError:
+        raise ConfigError(f"output {target} is a file; give the path of a folder.") from None
     parts = list_parts(target)
-    others = [name for name in (os.listdir(target) if target.is_dir() else []) if not name.startswith((".", "_"))]
     if others and not parts:
         raise ConfigError(f"output {target} holds other things, such as {min(others)}; give a new or empty folder.")
     for block in parts:
@@ -285,7 +285,7 @@ def _check_output(target: Path, manifest: Manifest, settings: dict[str, Any], bl
             raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; give another.")
 
 
-def _describe(manifest: Manifest, folder: Path, target: Path) -> str:
+def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath) -> str:
     blocks = list(manifest.blocks.values())
     kept, whole = (sum(block[key] for block in blocks) for key in ("num_selected", "num_samples"))
     lines = [

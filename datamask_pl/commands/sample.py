@@ -85,7 +85,8 @@ def sample(
         scores = [quality_score(text) for _, text in samples]
         ids, texts = zip(*samples, strict=True)
         table = pa.table([ids, texts, np.array(scores, np.float32)], schema=_SCHEMA)
-        pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, compression="zstd")
+        options = {"compression": "zstd", "write_page_checksum": True}
+        pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, **options)
     command = shlex.join(["--source", output, "--output", str(target.with_name("features.parquet"))])
     print(
         f"Wrote {len(samples)} of {num_found} documentation texts of Python {platform.python_version()} to {output}. "

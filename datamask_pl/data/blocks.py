@@ -168,8 +168,12 @@ def deal_blocks(num_blocks: int, *, shard: tuple[int, int], group: tuple[int, in
     return list(range(num_blocks))[shard[0] :: shard[1]][group[0] :: group[1]]
 
 
-def parse_shard(text: str) -> tuple[int, int]:
+def parse_shard(text: str, option: str = "data.shard") -> tuple[int, int]:
     """Index and number of jobs from "i/n".
+
+    Args:
+        text: of the option.
+        option: what the user calls it, for errors.
 
     Raises:
         ConfigError: If the text is not of this form, or i is not below n.
@@ -180,5 +184,5 @@ def parse_shard(text: str) -> tuple[int, int]:
     """
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(f"data.shard must be i/n with i from 0 to n - 1, such as 0/4, got {text!r}.")
+        raise ConfigError(f"{option} must be i/n with i from 0 to n - 1, such as 0/4, got {text!r}.")
     return int(index), int(count)

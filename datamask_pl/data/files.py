@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -15,15 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.errors import ConfigError, DataFileError, DatamaskError
+from datamask_pl.storage import AnyPath, RemotePath, check_no_secret, redact, remote_faults
 
 _MAGIC = b"PAR1"
 # Without a buffer pyarrow holds the whole column chunk of a row group: 3 GB for 1 M rows of 768 float32.
 _BUFFER_BYTES = 4 << 20
-
-# user@ or user:secret@, where a secret may hold slashes but host:port/ is no secret.
-_USER = re.compile(r"(?<=://)(?:[^/@]*@|[^/@:]+:(?!\d+/)[^@]*@)")
-# A lone ? is a wildcard; a query has an equals sign.
-_QUERY = re.compile(r"[?#][^/:]*=.*$")
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,21 @@ class Location:
     path: str
     filesystem: Any = None
 
+    @classmethod
+    def of(cls, path: AnyPath) -> Location:
+        """The location of one file."""
+        if isinstance(path, RemotePath):
+            return cls(str(path), path.path, path.filesystem)
+        return cls(str(path), str(path))
+
+    @property
+    def as_path(self) -> AnyPath:
+        """The same as a path."""
+        return Path(self.path) if self.filesystem is None else RemotePath(self.filesystem, self.path)
+
     @property
     def key(self) -> str:
-        """What tells this file from all others, credentials and query included; not to be shown."""
+        """What tells this file from all others, URLs with their protocol."""
         if self.filesystem is None:
             return os.path.abspath(self.path)
         url: str = self.filesystem.unstrip_protocol(self.path)
@@ -80,6 +88,8 @@ def expand(path: str | Sequence[str], *, option: str = "data.path") -> list[Loca
     found: dict[str, Location] = {}
     for pattern in patterns:
         is_remote = "://" in pattern and not pattern.startswith("file://")
+        if is_remote:
+            check_no_secret(option, pattern)
         with _naming(redact(pattern), "listed", is_remote=is_remote):
             locations = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
         if not locations:
@@ -108,20 +118,6 @@ def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
             raise DataFileError(_diagnose(location, str(error))) from error
         with parquet:
             yield parquet
-
-
-def redact(url: str) -> str:
-    """Leaves user, password, query and fragment out of a URL; a local path stays as it is.
-
-    Example:
-        >>> redact("s3://key:secret@bucket/part-*.parquet?token=1")
-        's3://bucket/part-*.parquet'
-    """
-    if "://" not in url:
-        return url
-    for pattern in (_USER, _QUERY):
-        url = pattern.sub("", url)
-    return url
 
 
 def _expand_local(pattern: str) -> list[Location]:
@@ -180,21 +176,17 @@ def _naming(name: str, verb: str, *, is_remote: bool) -> Iterator[None]:
     Args:
         name: file or pattern, as it may be shown.
         verb: what could not be done to it.
-        is_remote: the cause may then be of any class, and is not quoted, for it may hold a URL with its credentials.
+        is_remote: the cause may then be of any class.
     """
+    if is_remote:
+        with remote_faults(name, verb):
+            yield
+        return
     try:
         yield
     except DatamaskError:
         raise
     except FileNotFoundError:
         raise DataFileError(f"{name} does not exist.") from None
-    except ImportError as error:
-        raise DataFileError(f"{name} cannot be {verb}: {error}.") from None
-    except Exception as error:
-        if is_remote and not isinstance(error, AssertionError):
-            raise DataFileError(
-                f"{name} cannot be {verb} ({type(error).__name__}); check the URL, its protocol and the credentials."
-            ) from None
-        if isinstance(error, (pa.ArrowException, OSError)):
-            raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error
-        raise
+    except (pa.ArrowException, OSError) as error:
+        raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error

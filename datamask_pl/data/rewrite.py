@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from datamask_pl.atomic import atomic_path
 from datamask_pl.data.files import open_parquet
 from datamask_pl.data.sources import SourceFile
 from datamask_pl.errors import DataFileError
+from datamask_pl.storage import AnyPath
 
 _BATCH_BYTES = 16 << 20
 _MAX_BATCH_ROWS = 1 << 16
@@ -27,7 +27,7 @@ _ENCODINGS = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "D
 
 
 def write_kept(
-    source: SourceFile, keep_N: NDArray[np.bool_], target: Path, advance: Callable[[int], None]
+    source: SourceFile, keep_N: NDArray[np.bool_], target: AnyPath, advance: Callable[[int], None]
 ) -> dict[str, int]:
     """Writes the rows of one file that are kept.
 
@@ -89,7 +89,7 @@ def _keep_rows(batch: pa.RecordBatch, keep_B: NDArray[np.bool_]) -> list[pa.Reco
 def _writer_options(metadata: pq.FileMetaData) -> dict[str, Any]:
     """How a file's columns are compressed and encoded, as far as pyarrow can write it."""
     if metadata.num_row_groups == 0:
-        return {}
+        return {"write_page_checksum": True}
     group = metadata.row_group(0)
     columns = [group.column(index) for index in range(group.num_columns)]
     has_dictionary = [column.path_in_schema for column in columns if column.has_dictionary_page]
@@ -102,6 +102,7 @@ def _writer_options(metadata: pq.FileMetaData) -> dict[str, Any]:
         "compression": {column.path_in_schema: _codec(column.compression) for column in columns},
         "use_dictionary": has_dictionary,
         "column_encoding": encodings or None,
+        "write_page_checksum": True,
         "write_page_index": any(column.has_offset_index for column in columns),
         "use_compliant_nested_type": not any(".list.item" in column.path_in_schema for column in columns),
     }
@@ -114,7 +115,7 @@ def _codec(name: str) -> str:
 
 
 @contextmanager
-def _naming(target: Path) -> Iterator[None]:
+def _naming(target: AnyPath) -> Iterator[None]:
     """Names the file in what pyarrow's writer raises. What its reader raises names the source by then."""
     try:
         yield

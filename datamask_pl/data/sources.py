@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ import pyarrow as pa
 from datamask_pl.data.blocks import common_folder
 from datamask_pl.data.files import Location, expand, open_parquet
 from datamask_pl.errors import ConfigError, SchemaError
+from datamask_pl.storage import AnyPath, any_path, full_name, is_below
 
 _NUM_FOOTER_THREADS = 16
 _ID_BATCH_ROWS = 1 << 16
@@ -46,19 +47,54 @@ def read_sources(path: str | list[str], id_column: str) -> list[SourceFile]:
     """Finds the source files and reads their footers.
 
     Raises:
-        ConfigError: If two of them would get the same name below the output.
+        ConfigError: If two of them would get the same name below the output, or one a name outside of it.
         DataFileError: If nothing matches, or a file cannot be read.
         SchemaError: If a file has several columns with the name of the id column, or the ids are nested.
     """
     locations = expand(path, option="source")
+    with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
+        return list(pool.map(partial(_read_footer, id_column=id_column), locations, relative_names(locations)))
+
+
+def relative_names(locations: Sequence[Location]) -> list[str]:
+    """Names of files below the folder that all of them share.
+
+    Raises:
+        ConfigError: If two are the same.
+    """
     names = [os.path.abspath(item.path) if item.filesystem is None else item.name for item in locations]
     shared = common_folder(names)
-    relative_names = [name[len(shared) :].replace("://", "/").lstrip("/") for name in names]
-    if len(set(relative_names)) < len(relative_names):
-        name = next(name for name in relative_names if relative_names.count(name) > 1)
-        raise ConfigError(f"source: two files would both be written to {name}; apply the mask to each by itself.")
-    with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
-        return list(pool.map(partial(_read_footer, id_column=id_column), locations, relative_names))
+    relative = [name[len(shared) :].replace("://", "/").lstrip("/") for name in names]
+    for name in relative:
+        # of a remote listing any name may come back, and it becomes a path below the output
+        if ".." in name.split("/"):
+            raise ConfigError(f"source: {name} leads out of the folder of its files; leave it out or rename it.")
+    if len(set(relative)) < len(relative):
+        name = next(name for name in relative if relative.count(name) > 1)
+        raise ConfigError(f"source: two files would both be written to {name}; take each by itself.")
+    return relative
+
+
+def check_outside(folders: Mapping[str, AnyPath], source: str | list[str], locations: Sequence[Location]) -> None:
+    """Refuses a folder that the source's files are in, or that a later look for the source would find.
+
+    Args:
+        folders: what is to be written to, by the name of the option.
+        source: what the user gave.
+        locations: the files that it stands for.
+
+    Raises:
+        ConfigError: If a folder is the source's, or in it.
+    """
+    parents = {full_name(location.as_path).rpartition("/")[0] for location in locations}
+    # A pattern with ** spans all folders below the part before it.
+    patterns = [source] if isinstance(source, str) else source
+    roots = [item.partition("**")[0].rpartition("/")[0] or "." if "**" in item else item for item in patterns]
+    whole = [full_name(any_path("source", os.path.expanduser(root), is_read=True)) for root in roots]
+    for option, folder in folders.items():
+        name = full_name(folder)
+        if name in parents or any(is_below(name, root) for root in whole):
+            raise ConfigError(f"{option} {folder} is the source's folder, or in it; give one outside of it.")
 
 
 def _read_footer(location: Location, relative_name: str, id_column: str) -> SourceFile:

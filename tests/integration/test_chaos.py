@@ -28,7 +28,7 @@ ARGS = (
     "--model.num_steps", "200", "--launch.timeout_s", "30",
 )  # fmt: skip
 MINE = (*ARGS, "--run_name", "mine", "--checkpoint.every_n_steps", "2")
-# A rank that works alone takes few milliseconds a step, and would be done before it is killed often enough.
+# A step takes few milliseconds, and a run would be done before it is killed often enough.
 SLOWLY = ("--trainer.callbacks+", '{"class_path": "custom_callbacks.Sleeps", "init_args": {"seconds": 0.06}}')
 BEGUN = " on cpu"
 PREEMPTED = 75
@@ -106,11 +106,10 @@ def test_a_run_that_is_killed_many_times_gives_the_mask_of_one_that_is_not(
 ):
     dice = random.Random(ranks_per_block)
     args = (*MINE, "--launch.ranks_per_block", str(ranks_per_block))
-    slowly = SLOWLY if ranks_per_block == 1 else ()
     killed = 0
     while killed < num_kills:
         assert len(parts(watched)) < NUM_BLOCKS, f"done after {killed} kills: the test is too quick"
-        ranks = Ranks(2, *args, *slowly, folder=workplace)
+        ranks = Ranks(2, *args, *SLOWLY, folder=workplace)
         number = dice.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
         hit = dice.choice([(0,), (1,), (0, 1), (1, 0)])
         if dice.random() < 0.2:  # before the first step, a scheduler would kill all
@@ -134,9 +133,8 @@ def test_a_run_that_is_killed_many_times_gives_the_mask_of_one_that_is_not(
 def test_preemption_reaches_every_rank_and_none_hangs(workplace, watched, num_ranks, ranks_per_block):
     dice = random.Random(num_ranks)
     args = (*MINE, "--launch.ranks_per_block", str(ranks_per_block))
-    slowly = SLOWLY if ranks_per_block == 1 else ()
     for _ in range(NUM_PREEMPTIONS):
-        ranks = Ranks(num_ranks, *args, *slowly, folder=workplace)
+        ranks = Ranks(num_ranks, *args, *SLOWLY, folder=workplace)
         ranks.wait_for(BEGUN)
         time.sleep(dice.uniform(0, 0.2))
         hit = dice.sample(range(num_ranks), dice.randint(1, num_ranks))

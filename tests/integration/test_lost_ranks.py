@@ -145,9 +145,12 @@ class TestGroups:
         ranks = Ranks(2, *self.ARGS, "--model.num_steps", "300", folder=workplace)
         ranks.wait_for(" on cpu")
         ranks.signal(signal.SIGSTOP, 1)
-        ranks.processes[0].join(TIMEOUT_S + 5)
+        deadline = time.monotonic() + 60
+        while not parts(workplace / "runs/datamask/mine"):
+            assert time.monotonic() < deadline, ranks.output()
+            time.sleep(0.05)
+        ranks.processes[0].join(TIMEOUT_S + 2)
         assert ranks.processes[0].is_alive(), ranks.output()
-        assert len(parts(workplace / "runs/datamask/mine")) == 1
         ranks.signal(signal.SIGKILL, 1)
         assert ranks.end(timeout_s=10) == [1, -signal.SIGKILL], ranks.output()
         assert "rank 1 ended without a word" in ranks.logs[0].read_text()

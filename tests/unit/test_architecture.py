@@ -17,7 +17,7 @@ LAYERS = [
     {"fit"},
     {"commands", "callbacks", "module", "datamodule"},
     set(),
-    {"functional", "distributed", "atomic"},
+    {"functional", "distributed", "atomic", "storage"},
     {"errors"},
 ]
 CORE = LAYERS.index(set())

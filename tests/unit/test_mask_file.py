@@ -166,7 +166,7 @@ class TestManifest:
         """The last to look sees all parts, whatever the order in which they read and replace the manifest."""
 
         def work(writer):
-            manifest = dataclasses.replace(self.MANIFEST, blocks={})
+            manifest = dataclasses.replace(self.MANIFEST, num_blocks=24, blocks={})
             for index in range(writer, 24, 4):
                 write(tmp_path, index=index)
                 manifest.blocks[index] = describe_block(result(index))

@@ -46,6 +46,19 @@ def test_a_large_mean_is_kept_in_double_precision():
     assert metrics.compute()["objective/f"] == pytest.approx(1e9 + 0.5, abs=1e-6)
 
 
+def test_numbers_of_all_devices_are_read_at_once(monkeypatch):
+    """A look at each number waits for the device once more."""
+    metrics = StepMetrics()
+    for step in range(3):
+        metrics.update({f"objective/{name}": number(float(step)) for name in "abcdef"})
+    looks = []
+    real = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: looks.append(1) or real(tensor))
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda tensor: pytest.fail("a look at one number"))
+    assert metrics.compute() == {f"objective/{name}": 1.0 for name in "abcdef"}
+    assert len(looks) == 1
+
+
 def test_a_number_that_is_not_finite_ends_nothing():
     """pytorch #31855: logging never ends a run."""
     metrics = StepMetrics()

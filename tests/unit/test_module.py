@@ -277,7 +277,10 @@ class TestSettings:
     def test_a_checkpoint_of_other_settings_or_data_is_refused_with_both_values(self):
         learner, settings = self.settings(select_ratio=0.2)
         plan_hash = learner.trainer.datamodule.plan_hash
-        block = {"index": 0, "num_steps": 3}
+        block = {
+            "index": 0, "scales": torch.ones(2, dtype=torch.float64), "num_steps": 3, "seconds": 1.0,
+            "best_mask": None, "best_reward": 0.0, "num_unchanged": 0, "is_settled": False,
+        }  # fmt: skip
         saved = {"version": 1, "plan_hash": plan_hash, "settings": settings, "block": block}
 
         def restore(**changes):

@@ -1,4 +1,5 @@
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from datamask_pl.run_logger import RunLogger
 
@@ -20,6 +21,26 @@ def test_what_is_logged_is_in_the_events(tmp_path):
     events = EventAccumulator(str(tmp_path / "mine/v")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("objective/f")] == [(3, 1.5)]
     assert [path.name.split(".")[0] for path in (tmp_path / "mine/v").iterdir()] == ["events"]
+
+
+def test_a_step_is_one_event_also_after_the_logger_was_closed(tmp_path):
+    logger = RunLogger(save_dir=str(tmp_path), name="mine", version="v")
+    logger.log_metrics({"a": 1.0, "b": 2.0}, step=0)
+    logger.log_metrics({"a": 3.0, "b": 4.0}, step=1)
+    logger.finalize("success")
+    logger.log_metrics({"a": 5.0, "b": 6.0}, step=2)
+    logger.log_metrics({"a": 7.0, "b": 8.0}, step=3)
+    logger.finalize("success")
+    found = {}
+    files = sorted((tmp_path / "mine/v").iterdir())
+    for path in files:
+        for event in EventFileLoader(str(path)).Load():
+            if event.step or event.summary.value:
+                found.setdefault(event.step, []).append({v.tag: v.tensor.float_val[0] for v in event.summary.value})
+    assert found[0] == [{"a": 1.0, "b": 2.0}]
+    assert found[1] == [{"a": 3.0, "b": 4.0}]
+    assert {key: number for event in found[2] for key, number in event.items()} == {"a": 5.0, "b": 6.0}
+    assert found[3] == [{"a": 7.0, "b": 8.0}]
 
 
 def test_every_run_has_a_folder_of_its_own(tmp_path):

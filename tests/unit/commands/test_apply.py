@@ -48,7 +48,9 @@ def write_mask(folder, ids, places, selected, *, files, num_blocks=1, num_droppe
     folder.mkdir(parents=True, exist_ok=True)
     blocks = {}
     for block, rows in enumerate(np.array_split(np.array(order, dtype=np.int64), num_blocks)):
-        about = {"num_samples": len(rows), "num_selected": 0, "num_dropped": num_dropped if block == 0 else 0}
+        num_selected = sum(bool(selected[row]) for row in rows)
+        about = {"num_samples": len(rows), "num_selected": num_selected}
+        about["num_dropped"] = num_dropped if block == 0 else 0
         blocks[str(block)] = about
         table = pa.table(
             {
@@ -349,8 +351,8 @@ class TestRefusals:
         Path("file").touch()
         with pytest.raises(ConfigError, match=rf"^{option} file is a file; give the path of a folder\.$"):
             run("file")
-        with pytest.raises(ConfigError, match=rf"^{option} must be a path on this machine, got 's3://x'"):
-            run("s3://x")
+        with pytest.raises(ConfigError, match=rf"^{option} must be a path on this machine or in an object store"):
+            run("sftp://x")
         assert not Path("elsewhere").exists()
 
     def test_output_and_complement_in_one(self, case):

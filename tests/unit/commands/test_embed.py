@@ -212,7 +212,9 @@ def test_a_null_text_is_an_error_that_says_where(tmp_path):
         ({"num_dimensions": 0}, "num_dimensions must be at least 1, got 0."),
         ({"min_df": 0}, "min_df must be at least 1, got 0."),
         ({"seed": -1}, "seed must be at least 0 and below 2^32, got -1."),
-        ({"encoder": "bert"}, "encoder must be one of: lsa; got 'bert'."),
+        ({"prefix": "passage: "}, "prefix needs --model; leave it out, or give a model."),
+        ({"shard": "0/2"}, "shard needs --model; leave it out, or give a model."),
+        ({"device": "cpu"}, "device needs --model; leave it out, or give a model."),
         (
             {"num_dimensions": 40},
             "num_dimensions must be below the number of texts, 40, got 40; lower it or give more texts.",
@@ -296,7 +298,9 @@ def test_a_source_that_matches_nothing_is_named(tmp_path):
 
 def test_without_scikit_learn_the_error_says_what_to_install(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
-    with pytest.raises(ConfigError, match=r"^encoder lsa needs scikit-learn; pip install 'datamask_pl\[embed\]'\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^embed without --model needs scikit-learn; pip install 'datamask_pl\[embed\]'\.$"
+    ):
         embed(source, str(tmp_path / "out"), num_dimensions=3)
 
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from shards import COLUMNS, make_table, write
 
-from datamask_pl.data.files import expand, open_parquet, redact
+from datamask_pl.data.files import expand, open_parquet
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
 
@@ -78,26 +78,12 @@ def test_fsspec_urls_are_expanded_and_read(path, memory_files):
         assert parquet.read(["chunk_id"])["chunk_id"].to_pylist() == [0, 1]
 
 
-@pytest.mark.parametrize("url", ["nosuch://key:very/secret@bucket/a.parquet", "memory://very_secret@x/*?token=secret"])
-def test_a_remote_error_does_not_show_credentials(url):
+@pytest.mark.parametrize("url", ["nosuch://bucket/a.parquet", "memory://secret_place/*"])
+def test_a_remote_error_does_not_quote_what_the_file_system_said(url):
     with pytest.raises(DataFileError) as caught:
         expand(url)
-    assert "secret" not in str(caught.value)
+    assert "Protocol not known" not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("https://user:pass@host:80/x.parquet?sig=a/b", "https://host:80/x.parquet"),
-        ("s3://bucket/part-?.parquet", "s3://bucket/part-?.parquet"),
-        ("hf://datasets/u/n@main/*.parquet", "hf://datasets/u/n@main/*.parquet"),
-        ("http://host:8080/a@b/c", "http://host:8080/a@b/c"),
-        ("dir/a@b.parquet", "dir/a@b.parquet"),
-    ],
-)
-def test_urls_are_shown_without_user_and_query(url, shown):
-    assert redact(url) == shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,331 @@
+"""The mask of a run beside other ways to choose as many samples.
+
+Shapes: N samples of a block, M of them that are compared, R masks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from datamask_pl.atomic import atomic_path
+from datamask_pl.baselines.catalog import BaselineName, baseline_mask
+from datamask_pl.block_solution import calibrate, value_of
+from datamask_pl.commands.finished_run import FinishedRun, find_mask, ground_set, open_run, read_block
+from datamask_pl.errors import ConfigError
+from datamask_pl.evidence import measures
+from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competitors, quality_weight_of
+from datamask_pl.functional.seeding import derive_seed
+from datamask_pl.ground_set import GroundSet
+from datamask_pl.joint_objective import JointObjective
+
+COMPARISON_CSV, COMPARISON_JSON = "comparison.csv", "comparison.json"
+COMPARISON_FORMAT = 1
+MASK = "mask"
+# Relative difference of f here to the manifest's from which on the data are taken to have changed.
+_F_TOLERANCE = 1e-3
+TABLE = {
+    "f": ("f", ".6g"),
+    "quality": ("quality", ".4f"),
+    "facility_location": ("facility", ".4f"),
+    "pairwise": ("pairwise", ".5f"),
+    "disf": ("DiSF", ".5f"),
+    "seconds": ("seconds", ".2f"),
+    "overlap": ("overlap", ".1%"),
+    "near_duplicates": ("near-dup.", ".1%"),
+}
+HIGHER_IS_BETTER = ("f", "quality", "facility_location", "pairwise", "disf")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way to choose is worth on one block.
+
+    Attributes:
+        block: index of the block.
+        name: `mask`, or that of a competitor.
+        f: the run's objective, with its weights and scales.
+        quality: mean scaled quality.
+        facility_location: see `evidence.measures`, as are the next two; higher is better in each.
+        pairwise: minus the mean cosine of two kept samples.
+        disf: minus the squared norm of the kept samples' covariance.
+        seconds: it took; of the mask as the run did.
+        overlap: with the mask, Jaccard.
+        near_duplicates: share of the kept samples with another kept one above the cosine.
+    """
+
+    block: int
+    name: str
+    f: float
+    quality: float
+    facility_location: float
+    pairwise: float
+    disf: float
+    seconds: float
+    overlap: float
+    near_duplicates: float
+
+
+def compare(
+    run: str | None = None,
+    *,
+    mask: str | None = None,
+    source: str | list[str] | None = None,
+    output: str | None = None,
+    blocks: int | list[int] | None = None,
+    competitors: list[str] | None = None,
+    max_samples: int = 20_000,
+    near_duplicate: float = 0.95,
+    seed: int = 0,
+) -> None:
+    """Puts the mask of a run beside other ways to choose as many samples: random, top quality, greedy and others.
+
+    Prints a table and writes comparison.csv and comparison.json. f is the run's objective with its weights and scales;
+    each greedy maximises quality with the same pull and one kind of diversity.
+
+    Args:
+        run: folder of the run, which fit names at its end.
+        mask: folder of the mask, instead of the run.
+        source: the files that the mask was learned from, where they have moved since.
+        output: folder for the tables; the run's, or the one that the mask's folder is in.
+        blocks: which blocks, as 3 or [0, 3]; the first that is finished if left out.
+        competitors: which, as [random, semdedup]: random, top_quality, greedy_facility_location, greedy_pairwise,
+            greedy_disf, disf_batches, disf_published, leverage_score, semdedup, semdedup_quality; all but disf_batches
+            and disf_published if left out.
+        max_samples: of a larger block, so many random samples are compared, all masks restricted to them.
+        near_duplicate: cosine above which two samples are near-duplicates.
+        seed: of the random samples and of what is random in the competitors.
+
+    Raises:
+        ConfigError: If an option is out of range, or the files are not those that the mask was learned from.
+        DataFileError: If there is no mask, or a file is missing or has changed.
+        SchemaError: If a column is missing.
+        ObjectiveError: If the run's objective is not finite on a competitor.
+    """
+    _check_options(max_samples=max_samples, near_duplicate=near_duplicate, seed=seed)
+    found, folder = find_mask(run, mask, output)
+    finished = open_run(found, folder, source=source)
+    wanted = _wanted_blocks(finished, blocks)
+    sizes = [finished.manifest.blocks[index]["num_samples"] for index in wanted]
+    chosen = DEFAULT_COMPETITORS if competitors is None else competitors
+    names = check_competitors(chosen, num_samples=min(max(sizes), max_samples))
+    # begun now, so that a folder that cannot be written to is noticed before the work
+    with atomic_path(folder / COMPARISON_CSV) as csv_path, atomic_path(folder / COMPARISON_JSON) as json_path:
+        with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
+            compared = [
+                _compare_block(
+                    finished,
+                    index,
+                    names,
+                    max_samples=max_samples,
+                    cosine=near_duplicate,
+                    seed=seed,
+                    advance=bar.update,
+                )
+                for index in wanted
+            ]
+        csv_path.write_text(_to_csv(compared), encoding="utf-8")
+        json_path.write_text(_to_json(finished, compared, near_duplicate=near_duplicate, seed=seed), encoding="utf-8")
+    for block in compared:
+        print(_describe(block))
+    print(describe_legend(near_duplicate))
+    print(f"written {folder / COMPARISON_CSV}, {folder / COMPARISON_JSON}")
+
+
+@dataclass(frozen=True)
+class ComparedBlock:
+    """What was found out about one block.
+
+    Attributes:
+        index: of the block.
+        num_samples: that were compared.
+        num_selected: of them that each way keeps.
+        formula: f in words.
+        notes: what a reader has to know.
+        rows: the mask first.
+    """
+
+    index: int
+    num_samples: int
+    num_selected: int
+    formula: str
+    notes: list[str]
+    rows: list[Row]
+
+
+def _compare_block(
+    run: FinishedRun,
+    index: int,
+    names: Sequence[BaselineName],
+    *,
+    max_samples: int,
+    cosine: float,
+    seed: int,
+    advance: Callable[[int], object],
+) -> ComparedBlock:
+    about = run.manifest.blocks[index]
+    ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
+    features_ND = ground.features(slice(None))
+    masks, seconds = {MASK: mask_N}, {MASK: float(about["seconds"])}
+    scale_of = cache(partial(_scale, run, ground, about["scales"], seed=derive_seed(seed, index, 1)))
+    for name in names:
+        quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
+        started_s = time.perf_counter()
+        masks[name] = baseline_mask(
+            name,
+            features_ND,
+            ground.quality_N,
+            num_selected=ground.num_selected,
+            quality_weight=quality_weight,
+            seed=derive_seed(seed, index, 2),
+        )
+        seconds[name] = time.perf_counter() - started_s
+        advance(1)
+    scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
+    values = value_of(torch.stack(list(masks.values())), objective=run.objective, ground=ground, scales=scales)
+    rows = [
+        _measure(index, name, masks, ground, f=value.f, seconds=seconds[name], cosine=cosine)
+        for name, value in zip(masks, values, strict=True)
+    ]
+    is_whole = ground.num_samples == about["num_samples"]
+    if is_whole and abs(rows[0].f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
+        notes.append(
+            f"f of the mask is {rows[0].f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or "
+            "qualities in the files have changed since the run, or the objective has."
+        )
+    notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
+    return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
+
+
+def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:
+    """The samples of a block that are compared, the mask of them, and what is to be said of the choice."""
+    block, mask_N = read_block(run, index)
+    if block.num_samples <= max_samples:
+        return ground_set(block, int(mask_N.sum())), mask_N, []
+    generator = torch.Generator().manual_seed(derive_seed(seed, index, 0))
+    rows_M = torch.randperm(block.num_samples, generator=generator)[:max_samples].sort().values
+    mask_M = mask_N[rows_M]
+    if not mask_M.any():
+        raise ConfigError(
+            f"max_samples: the mask keeps none of {max_samples:,} random samples of block {index}; raise it."
+        )
+    note = (
+        f"{max_samples:,} random samples of {block.num_samples:,}: the mask, learned for all of them, is restricted to "
+        "these, for which the others choose; that favours the others. max_samples sets how many."
+    )
+    return ground_set(block, int(mask_M.sum()), rows_M), mask_M, [note]
+
+
+def _measure(
+    index: int, name: str, masks: dict[str, Tensor], ground: GroundSet, *, f: float, seconds: float, cosine: float
+) -> Row:
+    mask_N, features_ND = masks[name], ground.features(slice(None))
+    return Row(
+        block=index,
+        name=name,
+        f=f,
+        quality=float(ground.quality_N[mask_N].double().mean()),
+        facility_location=measures.facility_location(mask_N, features_ND),
+        pairwise=measures.pairwise_similarity(mask_N, features_ND),
+        disf=measures.disf(mask_N, features_ND),
+        seconds=seconds,
+        overlap=measures.jaccard(mask_N, masks[MASK]),
+        near_duplicates=measures.near_duplicate_share(mask_N, features_ND, cosine=cosine),
+    )
+
+
+def _scale(run: FinishedRun, ground: GroundSet, scales: dict[str, float], name: str, *, seed: int) -> float:
+    """What the run divides a term by; of a kind of diversity that it does not have, measured as the run does."""
+    if name in scales:
+        return scales[name]
+    if not run.is_calibrated:
+        return 1.0
+    return float(calibrate(JointObjective(quality_weight=0.0, diversity=name), ground, seed=seed)[1])
+
+
+def _wanted_blocks(run: FinishedRun, blocks: int | list[int] | None) -> list[int]:
+    finished = sorted(run.manifest.blocks)
+    if blocks is None:
+        return finished[:1]
+    wanted = [blocks] if isinstance(blocks, int) else sorted(set(blocks))
+    missing = [index for index in wanted if index not in run.manifest.blocks]
+    if missing or not wanted:
+        raise ConfigError(
+            f"blocks must be of those that are finished, {len(finished)} of {run.manifest.num_blocks}, the first "
+            f"{finished[0]} and the last {finished[-1]}; got {missing or wanted}."
+        )
+    return wanted
+
+
+def _check_options(*, max_samples: int, near_duplicate: float, seed: int) -> None:
+    if max_samples < 1:
+        raise ConfigError(f"max_samples must be at least 1, got {max_samples}.")
+    if not 0.0 < near_duplicate < 1.0:
+        raise ConfigError(f"near_duplicate must be a cosine above 0 and below 1, got {near_duplicate}.")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be at least 0 and below 2^63, got {seed}.")
+
+
+def _to_csv(compared: Sequence[ComparedBlock]) -> str:
+    rows = [asdict(row) for block in compared for row in block.rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _to_json(run: FinishedRun, compared: Sequence[ComparedBlock], *, near_duplicate: float, seed: int) -> str:
+    content = {
+        "format": COMPARISON_FORMAT,
+        "plan_hash": run.manifest.plan_hash,
+        "settings": run.manifest.settings,
+        "near_duplicate": near_duplicate,
+        "seed": seed,
+        "num_threads": torch.get_num_threads(),
+        "blocks": [asdict(block) for block in compared],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _describe(block: ComparedBlock) -> str:
+    """The table of a block, for the terminal."""
+    lines = [
+        "",
+        f"block {block.index}: {block.num_selected:,} of {block.num_samples:,} samples, {block.formula}",
+        f"{'':<25}" + "".join(f"{title:>10}" for title, _ in TABLE.values()),
+    ]
+    for row in block.rows:
+        lines.append(f"{row.name:<25}" + "".join(f"{cell:>10}" for cell in format_row(row)))
+    return "\n".join([*lines, *(f"note: {note}" for note in block.notes)])
+
+
+def _formula(objective: JointObjective, scales: Tensor) -> str:
+    parts = [
+        f"{term.weight:g} {term.name}" + (f" / {scale:.4g}" if scale != 1.0 else "")
+        for term, scale in zip(objective.terms, scales.tolist(), strict=True)
+        if term.weight > 0 and scale > 0
+    ]
+    return f"f = {' + '.join(parts) or '0'}"
+
+
+def format_row(row: Row) -> list[str]:
+    """The numbers of a row, in the order of TABLE."""
+    return [format(getattr(row, name), form) for name, (_, form) in TABLE.items()]
+
+
+def describe_legend(near_duplicate: float) -> str:
+    """What the columns of the table mean."""
+    return (
+        "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard, with the "
+        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g}"
+    )

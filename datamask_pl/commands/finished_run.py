@@ -1,0 +1,218 @@
+"""A run that is over, with the data that it was made from: what `compare` and `report` look at.
+
+Shapes: N samples of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+from torch import Tensor
+
+from datamask_pl.atomic import local_path
+from datamask_pl.data.files import Location, open_parquet
+from datamask_pl.data.sources import plain
+from datamask_pl.data.types import Block
+from datamask_pl.datamodule import FeatureDataModule
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.ground_set import GroundSet
+from datamask_pl.joint_objective import JointObjective
+from datamask_pl.mask_file import MANIFEST_NAME, Manifest, list_parts, part_name, read_part
+from datamask_pl.module import MaskLearner
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A mask, what it was learned from and for.
+
+    Attributes:
+        folder: where what is found out goes.
+        mask: folder of the parts.
+        manifest: of the mask; its blocks are those that are finished.
+        data: the files, which are those that the mask was learned from.
+        objective: what was maximised.
+        quality_weight: as the run was told.
+        is_calibrated: whether terms are divided by their spread.
+    """
+
+    folder: Path
+    mask: Path
+    manifest: Manifest
+    data: FeatureDataModule
+    objective: JointObjective
+    quality_weight: float
+    is_calibrated: bool
+
+
+def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Path, Path]:
+    """Folder of the mask, and folder for what is found out about it.
+
+    Raises:
+        ConfigError: If neither or both of run and mask are given.
+        DataFileError: If there is no mask.
+    """
+    if (run is None) == (mask is None):
+        raise ConfigError("give either run, the folder of a run, or mask, the folder of a mask.")
+    if run is not None:
+        folder = local_path("run", run)
+        found = folder / "mask"
+        if not (found / MANIFEST_NAME).exists():
+            if (folder / MANIFEST_NAME).exists():
+                hint = f"it is a mask folder itself: --mask {folder}"
+            elif folder.is_dir():
+                hint = "if mask.output was set, give that folder as --mask"
+            else:
+                hint = "give the folder that fit names at its end, such as runs/fineweb/version_0"
+            raise DataFileError(f"{folder} has no mask ({found / MANIFEST_NAME} does not exist); {hint}.")
+    else:
+        found = local_path("mask", str(mask))
+        folder = found.parent
+        if not (found / MANIFEST_NAME).exists():
+            raise DataFileError(
+                f"{found} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
+                "such as runs/fineweb/version_0/mask."
+            )
+    return found, folder if output is None else local_path("output", output)
+
+
+def open_run(mask: Path, folder: Path, *, source: str | list[str] | None) -> FinishedRun:
+    """Reads the manifest of a mask, and finds the files that it was learned from.
+
+    Args:
+        mask: folder of the mask.
+        folder: where what is found out goes.
+        source: the files, where they are not at the run's data.path any more.
+
+    Raises:
+        ConfigError: If the mask was not made by `fit`, has no finished block, its configuration does not fit this
+            version, or the files are not those that it was learned from.
+        DataFileError: If a file is missing or cannot be read.
+        SchemaError: If a column is missing.
+    """
+    manifest = read_finished(mask)
+    data, learner = _instantiate(manifest, mask, source)
+    try:
+        data.setup()
+    except DataFileError as error:
+        if source is not None:
+            raise
+        raise DataFileError(
+            f"{str(error).rstrip('.')} (data.path is that of the run; if the files have moved, give --source)."
+        ) from error
+    if data.plan_hash != manifest.plan_hash:
+        given = "source" if source is not None else "data.path of the run"
+        raise ConfigError(
+            f"{given}: the files are not those that {mask} was learned from (plan {data.plan_hash[:12]}, the mask's is "
+            f"{manifest.plan_hash[:12]}); names, sizes, row groups and columns must be the same. "
+            f"The mask's files: {_few(manifest.files)}."
+        )
+    config = manifest.config or {}
+    return FinishedRun(
+        folder=folder,
+        mask=mask,
+        manifest=manifest,
+        data=data,
+        objective=learner.objective,
+        quality_weight=float(config["model"]["quality_weight"]),
+        is_calibrated=learner.calibrate,
+    )
+
+
+def read_finished(mask: Path) -> Manifest:
+    """The manifest of a mask with the blocks whose parts are there.
+
+    Raises:
+        ConfigError: If no block is finished.
+        DataFileError: If the manifest cannot be read.
+    """
+    manifest = Manifest.read(mask)
+    assert manifest is not None, "find_mask has seen it"
+    found = {block: read_part(mask, block, plan_hash=manifest.plan_hash) for block in list_parts(mask)}
+    manifest.blocks = {block: about for block, about in found.items() if about is not None}
+    if not manifest.blocks:
+        raise ConfigError(f"{mask} has no finished block; the same fit command, with --run_name, goes on with the run.")
+    return manifest
+
+
+def read_block(run: FinishedRun, index: int) -> tuple[Block, Tensor]:
+    """A block, and its mask.
+
+    Args:
+        run: that it is of.
+        index: a finished block.
+
+    Returns:
+        The block, and bool (N,), True = kept.
+
+    Raises:
+        DataFileError: If the samples in the files are not those of the part.
+    """
+    path = str(run.mask / part_name(index))
+    with open_parquet(Location(name=path, path=path)) as parquet:
+        table = parquet.read(["id", "selected"], use_threads=False)
+    block = run.data.read_block(index)
+    there, here = plain(_whole(table["id"])), plain(block.ids)
+    if not here.equals(there):
+        pairs = zip(here.to_pylist(), there.to_pylist(), strict=False)
+        row = next((row for row, (one, other) in enumerate(pairs) if one != other), min(len(here), len(there)))
+        raise DataFileError(
+            f"{path} is of other samples than the files hold now: they differ from sample {row} of the block on, of "
+            f"{len(there)} in the mask and {len(here)} in the files; restore the files, or fit again."
+        )
+    return block, torch.from_numpy(table["selected"].to_numpy())
+
+
+def ground_set(block: Block, num_selected: int, rows: Tensor | None = None) -> GroundSet:
+    """The samples of a block, or some of them, as the objective sees them.
+
+    Args:
+        block: read from the files.
+        num_selected: the budget.
+        rows: int64, rows of the block; all if left out.
+    """
+    chosen = slice(None) if rows is None else rows
+    return GroundSet(
+        features_ND=block.features_ND[chosen],
+        quality_N=block.scaled_quality_N[chosen],
+        num_selected=num_selected,
+        inv_norm_N=block.inv_norm_N[chosen],
+    )
+
+
+def _instantiate(
+    manifest: Manifest, mask: Path, source: str | list[str] | None
+) -> tuple[FeatureDataModule, MaskLearner]:
+    """Data module and learner of the run, as its configuration says."""
+    if manifest.config is None:
+        raise ConfigError(
+            f"{mask} was made from Python: its {MANIFEST_NAME} has no configuration that says where the data are and "
+            "what was maximised; only masks that the fit command made can be looked at."
+        )
+    config: dict[str, Any] = {name: dict(manifest.config[name]) for name in ("data", "model")}
+    if source is not None:
+        config["data"]["path"] = source
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FeatureDataModule, "data")
+    parser.add_class_arguments(MaskLearner, "model")
+    try:
+        made = parser.instantiate_classes(parser.parse_object(config))
+    except ArgumentError as error:
+        raise ConfigError(
+            f"{mask}: the run's configuration cannot be used here ({' '.join(str(error).split())}); use the version of "
+            f"datamask_pl that made it, {manifest.versions.get('datamask_pl')}, and have its own objectives importable."
+        ) from error
+    return made.data, made.model
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,336 @@
+"""One HTML file that shows what a mask is worth, to be opened anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datamask_pl.atomic import atomic_path, local_path
+from datamask_pl.commands.compare import (
+    COMPARISON_FORMAT,
+    COMPARISON_JSON,
+    HIGHER_IS_BETTER,
+    MASK,
+    TABLE,
+    Row,
+    describe_legend,
+    format_row,
+)
+from datamask_pl.commands.finished_run import FinishedRun, find_mask, open_run
+from datamask_pl.data.files import open_parquet
+from datamask_pl.data.sources import SourceFile, plain, read_sources
+from datamask_pl.errors import ConfigError, DataFileError, SchemaError
+from datamask_pl.evidence.kept_by import Lengths, Share, by_group, by_length
+from datamask_pl.evidence.summary import COMPARED, Summary, summarize
+from datamask_pl.mask_file import read_complete
+from datamask_pl.mask_join import find_selection
+from datamask_pl.storage import redact
+
+REPORT_NAME = "report.html"
+MAX_POINTS = 4000
+_NUM_WORKERS = 4
+_BATCH_ROWS = 1 << 14
+
+
+def report(
+    run: str | None = None,
+    *,
+    mask: str | None = None,
+    source: str | list[str] | None = None,
+    output: str | None = None,
+    block: int | None = None,
+    group_column: str | None = None,
+    length_column: str | None = None,
+    metadata: str | list[str] | None = None,
+    max_samples: int = 20_000,
+    num_clusters: int = 20,
+    seed: int = 0,
+) -> None:
+    """Writes one HTML file of a run: what the mask is worth, how it was learned, what it kept. It needs no network.
+
+    Holds the table of `compare` if that was run before. Needs matplotlib and jinja2.
+
+    Args:
+        run: folder of the run, which fit names at its end.
+        mask: folder of the mask, instead of the run; there are no curves then.
+        source: the files that the mask was learned from, where they have moved since.
+        output: HTML file to write; report.html in the run's folder, or in the one that the mask's folder is in.
+        block: whose features are shown; the first that is finished if left out.
+        group_column: column by whose values to show what was kept.
+        length_column: column by which to show what was kept: numbers, or texts, whose characters are counted.
+        metadata: parquet files with these columns and the ids of the mask; the source if left out.
+        max_samples: of a larger block, so many random samples are clustered.
+        num_clusters: of the features.
+        seed: of the clusters and of what is random.
+
+    Raises:
+        ConfigError: If an option is out of range, matplotlib or jinja2 is missing, or the files are not those that the
+            mask was learned from.
+        DataFileError: If there is no mask, or a file is missing, has changed or cannot be written.
+        SchemaError: If a column is missing or of a type that cannot be used.
+    """
+    _check_options(max_samples=max_samples, num_clusters=num_clusters, seed=seed)
+    found, folder = find_mask(run, mask, None)
+    path = folder / REPORT_NAME if output is None else local_path("output", output)
+    finished = open_run(found, folder, source=source)
+    shown = min(finished.manifest.blocks) if block is None else block
+    if shown not in finished.manifest.blocks:
+        raise ConfigError(
+            f"block must be one that is finished, the first is {min(finished.manifest.blocks)}; got {shown}."
+        )
+    # begun now, so that a folder that cannot be written to is noticed before the work
+    with atomic_path(path) as temporary:
+        tables = _tables(finished, metadata or source, group_column=group_column, length_column=length_column)
+        pictures, curves_text = _pictures(
+            finished, shown, max_samples=max_samples, num_clusters=num_clusters, seed=seed, has_curves=run is not None
+        )
+        text = _render(finished, pictures, tables, shown=shown, max_samples=max_samples, curves_text=curves_text)
+        temporary.write_text(text, encoding="utf-8")
+    print(f"written {path} ({len(text) / 1e6:.1f} MB), to be opened in any browser")
+    if not (folder / COMPARISON_JSON).exists():
+        print(f"python cli.py compare --{'run' if run else 'mask'} {run or mask} adds a table of other ways to choose")
+
+
+def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:
+    missing = [package for package in ("matplotlib", "jinja2") if find_spec(package) is None]
+    if missing:
+        raise ConfigError(f"report needs {' and '.join(missing)}; pip install 'datamask_pl[report]'.")
+    for option, value in (("max_samples", max_samples), ("num_clusters", num_clusters)):
+        if value < 1:
+            raise ConfigError(f"{option} must be at least 1, got {value}.")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be at least 0 and below 2^63, got {seed}.")
+
+
+# ---- what the columns of the source tell
+
+
+def _tables(
+    run: FinishedRun, metadata: str | list[str] | None, *, group_column: str | None, length_column: str | None
+) -> dict[str, Any]:
+    """What was kept by group and by length, as the template has it."""
+    tables: dict[str, Any] = {"groups": None, "lengths": None}
+    if group_column is None and length_column is None:
+        return tables
+    manifest = read_complete(run.mask)
+    id_column = run.data.columns.id_column
+    sources = read_sources(metadata or run.data.path, id_column)
+    for column in filter(None, (group_column, length_column)):
+        for source in sources:
+            _check_column(source, column, is_length=column == length_column)
+    selection = find_selection(
+        run.mask,
+        manifest,
+        sources,
+        id_column=id_column,
+        join="auto",
+        on_missing="drop",
+        on_duplicate="keep",
+        num_workers=_NUM_WORKERS,
+    )
+    overall = sum(int(keep_N.sum()) for keep_N in selection.keep) / max(1, sum(map(len, selection.keep)))
+    if overall == 0:
+        raise ConfigError("metadata: none of these files' ids is one that the mask keeps; give files with its ids.")
+    pieces = partial(_pieces, sources, selection.keep)
+    if group_column is not None:
+        rows = by_group(pieces(group_column))
+        tables["groups"] = {"column": group_column, "rows": rows, "overall": overall, "top": _top(rows)}
+    if length_column is not None and (lengths := by_length(pieces(length_column))) is not None:
+        tables["lengths"] = {"column": length_column, **_length_table(lengths)}
+    return tables
+
+
+def _pieces(
+    sources: list[SourceFile], keep: list[NDArray[np.bool_]], column: str
+) -> Iterator[tuple[pa.Array, NDArray[np.bool_]]]:
+    for source, keep_N in zip(sources, keep, strict=True):
+        start = 0
+        with open_parquet(source.location) as parquet:
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=[column], use_threads=False):
+                yield plain(batch.column(0)), keep_N[start : start + len(batch)]
+                start += len(batch)
+
+
+def _check_column(source: SourceFile, column: str, *, is_length: bool) -> None:
+    with open_parquet(source.location) as parquet:
+        schema = parquet.schema_arrow
+    if column not in schema.names:
+        raise SchemaError(
+            f"{source.location.name} has no column {column!r}; its columns are: {', '.join(schema.names)}. If other "
+            "files with the same ids have it, give them as metadata."
+        )
+    data_type = schema.field(column).type
+    is_number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type)
+    is_text = pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
+    if is_length and not (is_number or is_text):
+        raise SchemaError(
+            f"{source.location.name}: length column {column!r} must hold numbers or texts, it is {data_type}."
+        )
+    if pa.types.is_nested(data_type):
+        raise SchemaError(
+            f"{source.location.name}: group column {column!r} must hold one plain value a row, it is {data_type}."
+        )
+
+
+def _top(rows: list[Share]) -> float:
+    return max((row.share for row in rows), default=0.0) or 1.0
+
+
+def _length_table(lengths: Lengths) -> dict[str, Any]:
+    return {
+        "unit": lengths.unit,
+        "rows": lengths.tenths,
+        "top": _top(lengths.tenths),
+        "median": f"{lengths.median:,.6g}",
+        "median_kept": f"{lengths.median_kept:,.6g}",
+        "num_null": lengths.num_null,
+    }
+
+
+# ---- words and numbers
+
+
+def _pictures(
+    run: FinishedRun, shown: int, *, max_samples: int, num_clusters: int, seed: int, has_curves: bool
+) -> tuple[dict[str, str], str]:
+    """Every picture by name, and words about the curves."""
+    from datamask_pl.commands import report_pictures as made  # here, for without matplotlib there is an error in words
+
+    pictures = made.part_pictures(run)
+    pictures |= made.feature_pictures(
+        run, shown, max_samples=max_samples, max_points=MAX_POINTS, num_clusters=num_clusters, seed=seed
+    )
+    pictures["curves"], words = (made.curves(run) if has_curves else None) or ("", "")
+    return pictures, words
+
+
+def _render(
+    run: FinishedRun,
+    pictures: dict[str, str],
+    tables: dict[str, Any],
+    *,
+    shown: int,
+    max_samples: int,
+    curves_text: str,
+) -> str:
+    from datamask_pl.evidence.page import render
+
+    manifest = run.manifest
+    summary = summarize(manifest.blocks)
+    num_in_block = manifest.blocks[shown]["num_samples"]
+    of_which = f"block {shown}" if manifest.num_blocks > 1 else "the block"
+    comparison, notes = _comparison(run)
+    if len(manifest.blocks) < manifest.num_blocks:
+        notes.append(f"{len(manifest.blocks)} of {manifest.num_blocks} blocks are finished; this is about those.")
+    config = json.dumps(_redacted(manifest.config), indent=2, ensure_ascii=False)
+    shared = {redact(name): None for name in manifest.files}
+    more = f" and {len(shared) - 10:,} more" if len(shared) > 10 else ""
+    return render(
+        pictures=pictures,
+        name=run.folder.resolve().name,
+        folder=str(run.folder),
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        tiles=_tiles(summary),
+        notes=notes,
+        worth=_worth(run, summary),
+        comparison=comparison,
+        curves_text=curves_text,
+        map_text=_sampled(max_samples, num_in_block, of_which),
+        points_text=_sampled(min(MAX_POINTS, max_samples), num_in_block, of_which),
+        settings=[(name, _shown(value)) for name, value in manifest.settings.items()],
+        plan_hash=manifest.plan_hash,
+        files_text=", ".join(list(shared)[:10]) + more,
+        versions=list(manifest.versions.items()),
+        config=config,
+        **tables,
+    )
+
+
+def _tiles(summary: Summary) -> list[tuple[str, str]]:
+    tiles = [
+        ("samples", f"{summary.num_samples:,}"),
+        ("kept", f"{summary.num_selected:,}"),
+        ("share kept", f"{summary.num_selected / summary.num_samples:.2%}"),
+        ("blocks", f"{summary.num_blocks:,}"),
+        ("seconds", f"{summary.seconds:,.1f}"),
+    ]
+    return tiles + ([("bad rows left out", f"{summary.num_dropped:,}")] if summary.num_dropped else [])
+
+
+def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any]:
+    mask, random, top = (summary.values[key] for key in COMPARED)
+    names = [term.name for term in run.objective.terms]
+    weights = " + ".join(
+        f"{term.weight:g} {term.name}" + (" / its spread" if run.is_calibrated else "") for term in run.objective.terms
+    )
+    spread = " The spread is the standard deviation over random masks." if run.is_calibrated else ""
+    return {
+        "sentence": f"f = {weights}, higher is better: {mask.f:.5g} for the mask, {mask.f - random.f:+.4g} against "
+        f"a random one of the same size and {mask.f - top.f:+.4g} against the one of highest quality.{spread}"
+        + (" Means over the blocks, weighted by their samples." if summary.num_blocks > 1 else ""),
+        "terms": names,
+        "rows": [
+            {"name": label, "f": f"{values.f:.6g}", "terms": [f"{values.terms[name]:.6g}" for name in names]}
+            for label, values in ((label, summary.values[key]) for key, label in COMPARED.items())
+        ],
+    }
+
+
+def _comparison(run: FinishedRun) -> tuple[dict[str, Any] | None, list[str]]:
+    """What `compare` wrote, as the template has it, and what is to be said of it; None if it is not of this mask."""
+    path = run.folder / COMPARISON_JSON
+    if not path.exists():
+        return None, []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != COMPARISON_FORMAT:
+            raise ValueError(f"format {content['format']}")
+        is_of_this = (content["plan_hash"], content["settings"]) == (run.manifest.plan_hash, run.manifest.settings)
+        blocks = [{**block, "rows": _cells([Row(**row) for row in block["rows"]])} for block in content["blocks"]]
+        legend = describe_legend(content["near_duplicate"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataFileError(f"{path} cannot be read ({error}); run compare again or delete it.") from error
+    if not is_of_this:
+        return None, [f"{path} is of another mask and is left out; run compare again."]
+    return {"titles": [title for title, _ in TABLE.values()], "blocks": blocks, "legend": legend}, []
+
+
+def _cells(rows: list[Row]) -> list[dict[str, Any]]:
+    """The rows of a block with their best numbers marked; time and overlap have no best."""
+    best: dict[str, float] = {name: max(getattr(row, name) for row in rows) for name in HIGHER_IS_BETTER}
+    best["near_duplicates"] = min(row.near_duplicates for row in rows)
+    shown = []
+    for row in rows:
+        cells = [
+            {"text": text, "is_best": best.get(name) == getattr(row, name)}
+            for name, text in zip(TABLE, format_row(row), strict=True)
+        ]
+        shown.append({"name": row.name if row.name == MASK else row.name.replace("_", " "), "cells": cells})
+    return shown
+
+
+def _sampled(limit: int, num_samples: int, of_which: str) -> str:
+    if num_samples <= limit:
+        return f"all {num_samples:,} samples of {of_which}"
+    return f"{limit:,} random samples of the {num_samples:,} of {of_which}"
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _redacted(value: Any) -> Any:  # noqa: ANN401
+    """The configuration without what addresses hold of users, passwords and queries."""
+    if isinstance(value, dict):
+        return {name: _redacted(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_redacted(part) for part in value]
+    return redact(value) if isinstance(value, str) else value

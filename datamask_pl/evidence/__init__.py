@@ -1,0 +1,1 @@
+"""What shows that a mask is good: measures, competitors, pictures."""

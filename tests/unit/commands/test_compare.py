@@ -1,0 +1,267 @@
+"""The table of `compare` says what the masks are worth, or why it cannot be made."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import oracles
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from fits import ESTIMATORS, fit, manifest, parts, run_folder
+from shards import make_table, write
+
+from datamask_pl.baselines.catalog import BASELINES
+from datamask_pl.cli import main
+from datamask_pl.commands.compare import COMPARISON_CSV, COMPARISON_JSON
+from datamask_pl.data.scaling import scale_quality
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.evidence import competitors
+from datamask_pl.functional.seeding import derive_seed
+
+OPTIONS = ("--data.block_size", "60", "--model.select_ratio", "0.2", "--model.num_steps", "4")
+STORED = {"compression": "none", "use_dictionary": False}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run of two blocks of 50 and the shards that it was made from, not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    for index in range(2):
+        write(folder / f"shards/{index}.parquet", make_table(50, first_id=50 * index), **STORED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fit("--data.path", "shards", *OPTIONS)
+    return folder
+
+
+@pytest.fixture
+def run(made, workplace):
+    """A copy of the run, in the current folder."""
+    shutil.copytree(made, workplace, dirs_exist_ok=True)
+    return run_folder()
+
+
+def compare(*args):
+    main(["compare", *map(str, args)])
+
+
+def table(folder):
+    with open(folder / COMPARISON_CSV, newline="") as file:
+        return {(int(row["block"]), row["name"]): row for row in csv.DictReader(file)}
+
+
+def block_of(index):
+    """Features, scaled quality and mask of a block, read without the package's reader."""
+    shard = pq.read_table(f"shards/{index}.parquet")
+    features_ND = np.stack([np.array(row) for row in shard["feature_arr"].to_pylist()])
+    quality_N = scale_quality(shard["quality_score"].to_numpy(), "rank").astype(float)
+    return features_ND / np.linalg.norm(features_ND, axis=1, keepdims=True), quality_N
+
+
+class TestTheTable:
+    def test_of_every_block_asked_for_it_has_the_mask_and_every_competitor(self, run, capsys):
+        compare("--run", run, "--blocks", "[1, 0]")
+        names = ["mask", *competitors.DEFAULT_COMPETITORS]
+        assert sorted(table(run)) == sorted((block, name) for block in range(2) for name in names)
+        out = capsys.readouterr().out
+        assert all(out.count(f"\n{name} ") == 2 for name in names)
+        assert f"written {run / COMPARISON_CSV}" in out
+        content = json.loads((run / COMPARISON_JSON).read_text())
+        assert [block["index"] for block in content["blocks"]] == [0, 1]
+        for row in content["blocks"][1]["rows"]:
+            assert {name: str(value) for name, value in row.items()} == table(run)[1, row["name"]]
+
+    def test_the_masks_own_numbers_are_those_of_the_manifest(self, run):
+        compare("--run", run)
+        row, about = table(run)[0, "mask"], manifest(run)["blocks"]["0"]
+        assert float(row["f"]) == pytest.approx(about["mask"]["f"], rel=1e-6)
+        assert float(row["quality"]) == pytest.approx(about["mask"]["terms"]["quality"], abs=1e-6)
+        assert float(row["facility_location"]) == pytest.approx(about["mask"]["terms"]["facility_location"], abs=1e-6)
+        assert float(row["seconds"]) == about["seconds"]
+        assert float(row["overlap"]) == 1.0
+
+    def test_numbers_of_a_competitor_are_the_formulas_of_its_mask(self, run):
+        compare("--run", run, "--blocks", 1, "--competitors", "[top_quality]")
+        row, scales = table(run)[1, "top_quality"], manifest(run)["blocks"]["1"]["scales"]
+        features_ND, quality_N = block_of(1)
+        mask_N = oracles.mask_of(list(np.argsort(-quality_N, kind="stable")[:10]), 50)
+        expected = {
+            "quality": oracles.quality_mean(mask_N, quality_N, num_selected=10),
+            "facility_location": oracles.facility_location(mask_N, features_ND),
+            "pairwise": oracles.pairwise(mask_N, features_ND, num_selected=10),
+            "disf": oracles.disf(mask_N, features_ND, num_selected=10),
+        }
+        for name, value in expected.items():
+            assert float(row[name]) == pytest.approx(value, abs=1e-6)
+        f = sum(0.5 * expected[name] / scales[name] for name in ("quality", "facility_location"))
+        assert float(row["f"]) == pytest.approx(f, rel=1e-5)
+        own_N = parts(run)[1]["selected"].to_numpy()
+        assert float(row["overlap"]) == pytest.approx((own_N & mask_N).sum() / (own_N | mask_N).sum())
+
+    @pytest.mark.parametrize("calibrate", ["true", "false"])
+    @pytest.mark.parametrize("kind", ["facility_location", "pairwise", "disf"])
+    def test_greedy_maximises_the_runs_own_f(self, made, workplace, kind, calibrate):
+        """With the run's weights and scales: no other greedy of one term gets a higher f, nor does top quality."""
+        options = ("--model.diversity", kind, "--model.calibrate", calibrate, "--model.quality_weight", "0.4")
+        fit("--data.path", str(made / "shards"), *OPTIONS, *options)
+        greedy = [name for name in BASELINES if name.startswith("greedy_")]
+        compare("--run", run_folder(), "--competitors", json.dumps(["random", "top_quality", *greedy]))
+        values = {name: float(row["f"]) for (_, name), row in table(run_folder()).items() if name != "mask"}
+        assert max(values, key=values.get) == f"greedy_{kind}"
+
+    def test_every_baseline_can_be_asked_for(self, run):
+        compare("--run", run, "--competitors", json.dumps(list(BASELINES)))
+        assert {name for _, name in table(run)} == {"mask", *BASELINES}
+
+    def test_it_is_the_same_twice_but_for_the_seconds(self, run):
+        tables = []
+        for _ in range(2):
+            compare("--run", run, "--seed", 5)
+            tables.append({key: {**row, "seconds": 0} for key, row in table(run).items() if key[1] != "mask"})
+        assert tables[0] == tables[1]
+
+    def test_of_a_large_block_a_random_part_is_compared_and_it_says_so(self, run, capsys):
+        compare("--run", run, "--max_samples", 30)
+        out = capsys.readouterr().out
+        assert "30 random samples of 50: the mask, learned for all of them, is restricted" in out
+        (block,) = json.loads((run / COMPARISON_JSON).read_text())["blocks"]
+        assert block["num_samples"] == 30
+        _, quality_N = block_of(0)
+        own_N = parts(run)[0]["selected"].to_numpy()
+        quality = float(table(run)[0, "mask"]["quality"])
+        means = {quality_N[rows].mean() for rows in oracle_subsets(np.flatnonzero(own_N), block["num_selected"])}
+        assert min(abs(quality - mean) for mean in means) < 1e-6
+        assert float(table(run)[0, "top_quality"]["quality"]) <= quality_N[np.argsort(-quality_N)][:10].mean()
+
+    def test_a_custom_objective_and_several_terms_are_valued_as_the_run_did(self, made, workplace):
+        terms = '[{"objective": "pairwise", "weight": 2}, {"objective": {"class_path": "custom_objectives.EvenRows"}}]'
+        options = (*OPTIONS[:4], *ESTIMATORS["group_relative"], "--model.diversity", terms)
+        fit("--data.path", str(made / "shards"), *options)
+        compare("--run", run_folder(), "--competitors", "[random]")
+        about = manifest(run_folder())["blocks"]["0"]
+        assert float(table(run_folder())[0, "mask"]["f"]) == pytest.approx(about["mask"]["f"], rel=1e-6)
+
+    def test_without_a_run_the_table_goes_beside_the_mask_or_where_told(self, run, workplace):
+        compare("--mask", run / "mask", "--competitors", "[random]")
+        assert (run / COMPARISON_CSV).exists()
+        compare("--mask", run / "mask", "--output", "there", "--competitors", "[random]")
+        assert (workplace / "there" / COMPARISON_JSON).exists()
+
+
+def first_of(num_samples, seed):
+    """The sample that is compared where one is: the choice is documented by its seed alone."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, 0, 0))
+    return int(torch.randperm(num_samples, generator=generator)[0])
+
+
+def oracle_subsets(rows, size):
+    from itertools import combinations
+
+    return [list(part) for part in combinations(rows, size)]
+
+
+class TestFaults:
+    def fails(self, capsys, *args):
+        with pytest.raises(SystemExit) as stopped:
+            compare(*args)
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ((), "give either run, the folder of a run, or mask"),
+            (("--run", "RUN", "--mask", "RUN/mask"), "give either run, the folder of a run, or mask"),
+            (("--run", "nowhere"), "nowhere has no mask (nowhere/mask/_manifest.json does not exist); give the folder"),
+            (("--run", "."), ". has no mask (mask/_manifest.json does not exist); if mask.output was set"),
+            (("--run", "RUN/mask"), "it is a mask folder itself: --mask runs/datamask/version_0/mask"),
+            (("--mask", "RUN"), "runs/datamask/version_0 is no mask folder"),
+            (("--run", "RUN", "--blocks", "7"), "2 of 2, the first 0 and the last 1; got [7]"),
+            (("--run", "RUN", "--blocks", "[]"), "blocks must be of those that are finished"),
+            (("--run", "RUN", "--competitors", "[best]"), "competitors must be different ones of: random, "),
+            (("--run", "RUN", "--max_samples", "0"), "max_samples must be at least 1, got 0"),
+            (("--run", "RUN", "--near_duplicate", "1"), "near_duplicate must be a cosine above 0 and below 1, got 1"),
+            (("--run", "RUN", "--seed", "-1"), "seed must be at least 0"),
+            (("--run", "RUN", "--output", "shards/0.parquet"), "a part of the path is a file, not a folder"),
+            (("--run", "RUN", "--source", "nowhere"), "nothing matches 'nowhere'"),
+            (("--run", "RUN", "--num_workers", "3"), "python cli.py compare --help lists the options"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    )
+    def test_what_cannot_work_is_said_in_one_line_and_nothing_is_written(self, run, capsys, args, message):
+        line = self.fails(capsys, *(arg.replace("RUN", str(run)) for arg in args))
+        assert message in line
+        assert not list(run.parent.rglob("*comparison*"))
+
+    def test_a_source_that_has_moved_can_be_given(self, run, capsys):
+        shutil.move("shards", "moved")
+        assert "if the files have moved, give --source" in self.fails(capsys, "--run", run)
+        compare("--run", run, "--source", "moved", "--competitors", "[random]")
+        assert (run / COMPARISON_CSV).exists()
+
+    def test_other_files_are_refused_by_their_hash(self, run, capsys):
+        write(run / "other.parquet", make_table(30))
+        line = self.fails(capsys, "--run", run, "--source", run / "other.parquet")
+        assert "source: the files are not those that" in line
+        assert manifest(run)["plan_hash"][:12] in line
+        assert "shards/0.parquet, shards/1.parquet" in line
+
+    def test_other_ids_in_files_of_the_same_size_are_noticed(self, run, capsys):
+        shard = pq.read_table("shards/0.parquet")
+        ids = shard["chunk_id"].to_pylist()
+        swapped = pa.array([*ids[:2], ids[3], ids[2], *ids[4:]])
+        write(run.parents[2] / "shards/0.parquet", shard.set_column(0, "chunk_id", swapped), **STORED)
+        assert "is of other samples than the files hold now: they differ from sample 2" in self.fails(
+            capsys, "--run", run
+        )
+
+    def test_other_features_in_files_of_the_same_size_are_said(self, run, capsys):
+        write(run.parents[2] / "shards/0.parquet", make_table(50, seed=9), **STORED)
+        compare("--run", run, "--competitors", "[random]")
+        assert "the features or qualities in the files have changed since the run" in capsys.readouterr().out
+
+    def test_a_run_that_was_made_from_python_is_refused(self, run, capsys):
+        content = manifest(run)
+        (run / "mask/_manifest.json").write_text(json.dumps({**content, "config": None}))
+        assert "was made from Python" in self.fails(capsys, "--run", run)
+
+    def test_a_configuration_of_another_version_is_refused(self, run, capsys):
+        content = manifest(run)
+        content["config"]["model"]["colour"] = "blue"
+        (run / "mask/_manifest.json").write_text(json.dumps(content))
+        line = self.fails(capsys, "--run", run)
+        assert "colour" in line
+        assert f"use the version of datamask_pl that made it, {content['versions']['datamask_pl']}" in line
+
+    def test_finished_blocks_of_an_unfinished_run_can_be_compared(self, run, capsys):
+        (run / "mask/part-00001.parquet").unlink()
+        compare("--run", run, "--competitors", "[random]")
+        assert "1 of 2, the first 0 and the last 0; got [1]" in self.fails(capsys, "--run", run, "--blocks", "1")
+        (run / "mask/part-00000.parquet").unlink()
+        assert "has no finished block" in self.fails(capsys, "--run", run)
+
+    def test_too_many_samples_for_greedys_memory_are_refused_before_the_work(self, run, monkeypatch):
+        from datamask_pl.commands.compare import compare as function
+
+        monkeypatch.setattr(competitors, "MAX_SIMILARITY_BYTES", 4 * 20**2)
+        with pytest.raises(ConfigError, match="lower max_samples to 20"):
+            function(run=str(run))
+        function(run=str(run), max_samples=20)
+
+    def test_a_part_of_the_block_that_keeps_nothing_is_refused(self, run):
+        from datamask_pl.commands.compare import compare as function
+
+        seed = next(seed for seed in range(99) if not parts(run)[0]["selected"][first_of(50, seed)].as_py())
+        with pytest.raises(ConfigError, match="the mask keeps none of 1 random samples of block 0; raise it"):
+            function(run=str(run), max_samples=1, seed=seed)
+
+    def test_a_damaged_manifest_is_named(self, run):
+        from datamask_pl.commands.compare import compare as function
+
+        (run / "mask/_manifest.json").write_text("{")
+        with pytest.raises(DataFileError, match="cannot be read as a mask manifest"):
+            function(run=str(run))

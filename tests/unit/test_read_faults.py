@@ -1,0 +1,105 @@
+"""Wherever a read fails, the error names the file and the reason, and nothing has been written."""
+
+import os
+from pathlib import Path
+
+import pytest
+from faults import read_fault
+from shards import COLUMNS, make_table, write
+from test_mask_file import HASH, SETTINGS
+from writers import prepare_mask, prepare_texts, write_checkpoint, write_features, write_filtered
+
+from datamask_pl.checkpoint_io import newest_whole_checkpoint, read_checkpoint
+from datamask_pl.commands.sample import read_docstrings
+from datamask_pl.data.blocks import plan_blocks
+from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.schema import Columns, read_dataset
+from datamask_pl.errors import CheckpointError, DataFileError, DatamaskError
+from datamask_pl.mask_file import Manifest, read_part
+
+REASON = "Input/output error"
+
+
+def prepare_shard():
+    write(Path("shard.parquet"), make_table(2000, dim=64))
+
+
+def read_shard():
+    dataset = read_dataset("shard.parquet", Columns(**COLUMNS))
+    reader = BlockReader(dataset, quality_scaling="rank", on_bad_row="drop")
+    plan = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=2000, seed=0)
+    return reader.read(plan[0], 0)
+
+
+READS = {
+    "a shard's footer": (prepare_shard, read_shard, "shard.parquet", "footer"),
+    "a shard's rows": (prepare_shard, read_shard, "shard.parquet", "data"),
+    "texts to embed": (prepare_texts, write_features, "texts.parquet", "data"),
+    "a source's footer": (prepare_mask, write_filtered, "b.parquet", "footer"),
+    "a source's rows": (prepare_mask, write_filtered, "b.parquet", "data"),
+    "a mask's manifest": (prepare_mask, write_filtered, "_manifest.json", "all"),
+    "the footer of a mask's part": (prepare_mask, write_filtered, "part-00000.parquet", "footer"),
+    "the rows of a mask's part": (prepare_mask, write_filtered, "part-00000.parquet", "data"),
+    "a checkpoint": (write_checkpoint, lambda: read_checkpoint(next(Path("checkpoints").iterdir())), "*.ckpt", "all"),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_a_file_that_cannot_be_read_is_named_and_once_it_can_the_same_goes_on(workplace, what):
+    prepare, read, name, bad = READS[what]
+    prepare()
+    before = sorted(str(path) for path in Path().rglob("*") if path.is_file())
+    with read_fault(name, bad), pytest.raises(DatamaskError) as caught:
+        read()
+    assert REASON in str(caught.value)
+    assert name.removeprefix("*") in str(caught.value)
+    assert isinstance(caught.value, DataFileError | CheckpointError)
+    assert sorted(str(path) for path in Path().rglob("*") if path.is_file()) == before
+    read()
+
+
+def test_a_record_of_apply_that_cannot_be_read_is_named(workplace):
+    prepare_mask()
+    write_filtered()
+    with read_fault("_apply.json"), pytest.raises(DataFileError, match=rf"_apply\.json cannot be read .*{REASON}"):
+        write_filtered()
+    write_filtered()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_with_a_warning(workplace):
+    write_checkpoint()
+    newest = Path("checkpoints/block-00000-step-000001.ckpt")
+    older = newest.rename(newest.with_name("block-00000-step-000000.ckpt"))
+    write_checkpoint()
+    with read_fault(newest.name), pytest.warns(UserWarning, match=f"{REASON}.*Falling back to the one before"):
+        assert newest_whole_checkpoint(Path("checkpoints"), 0, below=9) == older
+
+
+def test_a_part_that_cannot_be_read_is_learned_again_with_a_warning(workplace):
+    prepare_mask()
+    with read_fault("part-*"), pytest.warns(UserWarning, match=f"{REASON}.*; its block is learned again"):
+        assert read_part(Path("mask"), 0) is None
+    assert read_part(Path("mask"), 0, plan_hash=HASH, settings=SETTINGS) is not None
+
+
+def test_a_manifest_that_cannot_be_read_is_not_taken_for_none(workplace):
+    prepare_mask()
+    with read_fault("_manifest.json"), pytest.raises(DataFileError, match=REASON):
+        Manifest.read(Path("mask"))
+
+
+def test_a_python_source_that_cannot_be_read_is_named(workplace):
+    Path("module.py").write_text("'''Text.'''")
+    with read_fault("module.py"), pytest.raises(DataFileError, match=rf"module\.py cannot be read: {REASON}"):
+        list(read_docstrings(Path()))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@pytest.mark.parametrize("what", READS)
+def test_a_file_without_permission_is_named(workplace, what):
+    prepare, read, name, _ = READS[what]
+    prepare()
+    for path in Path().rglob(name):
+        path.chmod(0)
+    with pytest.raises(DatamaskError, match="Permission denied"):
+        read()
