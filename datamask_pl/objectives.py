@@ -90,7 +90,7 @@ class Objective(ABC):
         """Value and gradient of `expectation`. Overridden where there is a closed form."""
         with torch.enable_grad():
             leaf_N = p_N.detach().double().requires_grad_()
-            value = self.expectation(leaf_N, ground)
+            value = self.expectation(leaf_N, ground.sized(leaf_N.sum()) if ground.has_free_size else ground)
             (gradient_N,) = torch.autograd.grad(value, leaf_N)
         return Expectation(value.detach().double(), gradient_N.double())
 
@@ -113,6 +113,19 @@ class Objective(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no interactions that are the same in every mask")
 
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """What `linearize` leaves out where the size of a mask is free: the derivative by `ground.num_selected`.
+
+        Args:
+            p_N: float64 (N,), inclusion probabilities that add up to `ground.num_selected`.
+            found: what `linearize` gave.
+            ground: the samples.
+
+        Returns:
+            float64 scalar, 0 where the value is not divided by the size or `linearize` differentiates it.
+        """
+        return 0.0
+
 
 class _FromLinearization(torch.autograd.Function):
     """Makes a closed-form value and gradient differentiable."""
@@ -120,7 +133,8 @@ class _FromLinearization(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p_N: Tensor, objective: ClosedFormObjective, ground: GroundSet) -> Tensor:  # noqa: ANN401
         result = objective.linearize(p_N.detach().double(), ground)
-        ctx.save_for_backward(result.gradient_N)
+        slope = objective.size_slope(p_N.detach().double(), result, ground) if ground.has_free_size else 0.0
+        ctx.save_for_backward(result.gradient_N + slope)
         return result.value
 
     @staticmethod
@@ -155,8 +169,17 @@ class Quality(ClosedFormObjective):
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
-        gradient_N = ground.cached("quality_gradient", lambda: ground.quality_N.double() / ground.num_selected)
+
+        def build() -> Tensor:
+            return ground.quality_N.double() / ground.num_selected
+
+        # where sizes are free, num_selected is of this p alone
+        gradient_N = build() if ground.has_free_size else ground.cached("quality_gradient", build)
         return Expectation(p_N @ gradient_N, gradient_N)
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        return -found.value / ground.num_selected
 
 
 class PairwiseSimilarity(ClosedFormObjective):
@@ -183,6 +206,10 @@ class PairwiseSimilarity(ClosedFormObjective):
     def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
         return pairwise.pairwise_interactions(ground.features(rows), num_selected=ground.num_selected)
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        return -found.value * pairwise.relative_pairs_slope(ground.num_selected)
 
     @staticmethod
     def _sums(weights_RN: Tensor, ground: GroundSet) -> Tensor:
@@ -258,6 +285,17 @@ class DiSF(ClosedFormObjective):
             return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
 
         return Expectation(value.detach(), ground.map_over_slices(marginal_gains))
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        if not self.standardize:
+            return -2.0 * found.value / ground.num_selected
+        sum_D, moment_DD = self._sum(p_N, ground), self._moment(p_N, ground, dtype=torch.float64)
+        with torch.enable_grad():
+            size = torch.tensor(float(ground.num_selected), dtype=torch.float64, device=p_N.device, requires_grad=True)
+            value = disf.standardized_value(sum_D, moment_DD, num_selected=size)  # type: ignore[arg-type]
+            (slope,) = torch.autograd.grad(value, size)
+        return slope
 
     @classmethod
     def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
@@ -392,7 +430,7 @@ class FacilityLocation(ClosedFormObjective):
 
     def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
         wanted = self.num_neighbors or min(
-            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.num_selected))
+            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.typical_size))
         )
         return "neighbors", min(wanted, ground.num_samples), self.neighbors, self.recall
 

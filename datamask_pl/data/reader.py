@@ -14,6 +14,8 @@ import torch
 
 from datamask_pl.data.blocks import BlockPlan, Segment
 from datamask_pl.data.files import open_parquet
+from datamask_pl.data.forced_ids import ForcedIds
+from datamask_pl.data.limits import LimitsBuilder, Survey
 from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
 from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import DataFile, Dataset
@@ -35,13 +37,22 @@ class BlockReader:
         dataset: files and columns.
         quality_scaling: how quality is scaled within a block.
         on_bad_row: `error` raises at the first bad row, `drop` leaves bad rows out.
+        forced: ids that are kept or left out in any case, if any are.
 
     Raises:
         SchemaError: If the feature column has no row from which the number of features could be learned.
     """
 
-    def __init__(self, dataset: Dataset, *, quality_scaling: QualityScaling, on_bad_row: OnBadRow) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        quality_scaling: QualityScaling,
+        on_bad_row: OnBadRow,
+        forced: ForcedIds | None = None,
+    ) -> None:
         self.dataset = dataset
+        self.forced = forced
         self.quality_scaling: QualityScaling = quality_scaling
         self.on_bad_row = on_bad_row
         self.num_features = dataset.feature_type.list_size or _find_num_features(dataset)
@@ -70,6 +81,7 @@ class BlockReader:
         source_row_N = np.empty(num_rows, dtype=np.int64)
         features_numpy_ND = features_ND.numpy()
         id_chunks: list[pa.Array] = []
+        limits = LimitsBuilder(self.forced)
         bad_rows = BadRows()
         stop = 0
         for file_index, chunk, bad in self._stream(plan):
@@ -80,6 +92,7 @@ class BlockReader:
             source_file_N[start:stop] = file_index
             source_row_N[start:stop] = chunk.source_row_K
             id_chunks.append(chunk.ids)
+            limits.add(chunk.cost_K, chunk.group_K)
             bad_rows.add(bad)
         self._check_any_left(stop, bad_rows, index)
         block = Block(
@@ -92,22 +105,28 @@ class BlockReader:
             source_file_N=torch.from_numpy(source_file_N[:stop]),
             source_row_N=torch.from_numpy(source_row_N[:stop]),
             num_dropped=bad_rows.num_rows,
+            limits=limits.build(id_chunks),
         )
         return block, bad_rows
 
-    def check(self, plan: BlockPlan, index: int) -> BadRows:
+    def check(self, plan: BlockPlan, index: int) -> tuple[BadRows, Survey]:
         """Reads a block without keeping it, and raises what `read` would.
 
         Returns:
-            The rows that `read` would leave out.
+            The rows that `read` would leave out, and what the others add up to.
         """
         num_kept = 0
         bad_rows = BadRows()
+        limits = LimitsBuilder(self.forced)
+        id_chunks: list[pa.Array] = []
         for _, chunk, bad in self._stream(plan):
             num_kept += len(chunk.ids)
             bad_rows.add(bad)
+            limits.add(chunk.cost_K, chunk.group_K)
+            if self.forced is not None or chunk.cost_K is not None or chunk.group_K is not None:
+                id_chunks.append(chunk.ids)
         self._check_any_left(num_kept, bad_rows, index)
-        return bad_rows
+        return bad_rows, Survey.of(limits.build(id_chunks))
 
     def _stream(self, plan: BlockPlan) -> Iterator[tuple[int, Chunk, BadRows]]:
         """Yields file index, rows and left out rows, chunk by chunk in the order of the plan."""
