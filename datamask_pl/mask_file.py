@@ -307,7 +307,7 @@ def _check_rows(table: pa.Table, about: dict[str, Any], files: list[str]) -> Non
         raise ValueError("a source_row is negative")
     if "source_file" in table.column_names:
         names = pc.unique(table["source_file"].cast(pa.string()))
-        if not pc.all(pc.is_in(names, value_set=pa.array(files, pa.string()))).as_py():
+        if not pc.all(pc.is_in(names, value_set=pa.array(files, pa.string())), min_count=0).as_py():
             raise ValueError("a source_file is none of the manifest's files")
 
 
