@@ -63,8 +63,9 @@ class MaskLearner(LightningModule):
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
         control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
-            linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
-            mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
+            linear part exactly and step along it in dual coordinates, as `multilinear` does, leave the rest alone to
+            chance, shrink it by its noise, and divide the sum by its root mean square; the two rollout estimators are
+            then one. False for the paper's, or the plain unbiased one. Not
             used by `multilinear`, nor where a term has no expectation.
         num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
         max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
