@@ -15,7 +15,7 @@ from torch import Tensor
 from datamask_pl.distributed import RankGroup
 from datamask_pl.functional import constrained_draws, exponential_race, plackett_luce
 from datamask_pl.functional.constraint import Constraint
-from datamask_pl.functional.control_variate import linear_gradient_sum
+from datamask_pl.functional.control_variate import dual_direction, linear_gradient_sum
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
@@ -94,9 +94,11 @@ def rollout_update(
 
     With a control variate, the rewards are left without their linear part sum_i g_i m_i, g the gradient of the
     objective's expectation at the inclusion probabilities, and that part's own policy gradient is added from
-    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. What is left to chance
-    is shrunk by the noise that is seen in it, which is most of it where g is good. The scale is divided out in the
-    direction, so that both estimators give the same one. Where samples have costs the linear part is taken to be 0.
+    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. The direction is not
+    that sum: what is left to chance is shrunk by the noise that is seen in it, which is most of it where g is good
+    (a bias towards the linear part), the two are taken to dual coordinates by `control_variate.dual_direction`
+    (another angle, the same zeros), and the scale is divided out, so that both estimators give the same direction.
+    Where samples have costs the linear part is taken to be 0, and within limits the two are simply added.
 
     Args:
         logits_M: float (M,).
@@ -136,7 +138,11 @@ def rollout_update(
     else:
         advantages_R = leave_one_out_advantage(rewards_R - linear_R)
         rest_M, linear_M, squared_noise = group.gradient(advantages_R)
-        direction_M = normalized(linear_M + shrinkage(rest_M, squared_noise) * rest_M)
+        rest_M *= shrinkage(rest_M, squared_noise)
+        if ground.constraint is None:
+            direction_M = normalized(dual_direction(logits_M, linear_M, rest_M, num_selected=ground.num_selected))
+        else:
+            direction_M = normalized(linear_M + rest_M)
 
     best = int(rewards_R.argmax())
     undecided_p_M = ground.probabilities(logits_M)

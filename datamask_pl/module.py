@@ -59,9 +59,10 @@ class MaskLearner(LightningModule):
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
         control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
-            linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
-            mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
-            used by `multilinear`, nor where a term has no expectation; with data.cost_column nothing but divided.
+            linear part exactly and step along it in dual coordinates, as `multilinear` does, leave the rest alone to
+            chance, shrink it by its noise, and divide the sum by its root mean square; the two rollout estimators are
+            then one. False for the paper's, or the plain unbiased one. Not used by `multilinear`, nor where a term has
+            no expectation; with data.cost_column nothing but divided.
         num_steps: steps a block; 300 for the estimators that draw masks with a control variate, 1000 without. For
             `multilinear` 20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF.
         max_lr: learning rate of a block's first step; 4 for `multilinear`, 2 with a control variate, 10 otherwise.
