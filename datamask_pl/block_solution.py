@@ -12,26 +12,32 @@ from datamask_pl.block_state import BlockState
 from datamask_pl.data.types import BlockResult, Values, group_budgets_of
 from datamask_pl.functional import constrained_draws, plackett_luce
 from datamask_pl.functional.constrained_polish import polish_within
+from datamask_pl.functional.device import give_back_memory
 from datamask_pl.functional.rounding import polish
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
 NUM_CALIBRATION_MASKS = 64
+# Elements of masks that are valued in one call.
+MAX_MASK_ELEMENTS = 2**24
 # A spread below this share of a term's size is rounding: the term is constant.
 RELATIVE_SPREAD = 1e-7
 
 
 def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tensor:
     """Random masks of the ground set's budget, the same on any device: bool (R, N)."""
-    generator = torch.Generator().manual_seed(seed)
+    return _draw_masks(num_masks, ground, torch.Generator().manual_seed(seed))
+
+
+def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -> Tensor:
     equal_N = torch.zeros(ground.num_samples)
     if ground.constraint is not None:
         keys = [constrained_draws.gumbel_keys(equal_N, generator=generator) for _ in range(num_masks)]
         return torch.stack([ground.constraint.fill(key_N.to(ground.device)) for key_N in keys])
-    draws_RK = torch.stack(
-        [plackett_luce.draw(equal_N, ground.num_selected, generator=generator) for _ in range(num_masks)]
-    )
-    return plackett_luce.masks_of(draws_RK, ground.num_samples).to(ground.device)
+    masks_RN = torch.zeros(num_masks, ground.num_samples, dtype=torch.bool)
+    for mask_N in masks_RN:
+        mask_N[plackett_luce.draw(equal_N, ground.num_selected, generator=generator)] = True
+    return masks_RN.to(ground.device)
 
 
 def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Tensor:
@@ -48,8 +54,13 @@ def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Ten
     Raises:
         ObjectiveError: If a term that counts is not finite; on all ranks.
     """
-    masks_RN = draw_uniform_masks(NUM_CALIBRATION_MASKS, ground, seed=seed)
-    values = objective.term_values(masks_RN, ground)
+    objective.prepare(ground, num_masks=NUM_CALIBRATION_MASKS)
+    generator = torch.Generator().manual_seed(seed)
+    at_once = max(1, min(NUM_CALIBRATION_MASKS, MAX_MASK_ELEMENTS // ground.num_samples))
+    counts = [min(at_once, NUM_CALIBRATION_MASKS - first) for first in range(0, NUM_CALIBRATION_MASKS, at_once)]
+    parts = (objective.term_values(_draw_masks(count, ground, generator), ground) for count in counts)
+    values = torch.cat(list(parts), dim=1)
+    give_back_memory()
     objective.check_finite(values, when="in calibration, before the first step")
     spread = values.std(dim=1, correction=1)
     return torch.where(spread > RELATIVE_SPREAD * values.abs().amax(1), spread, 0.0)

@@ -86,9 +86,13 @@ class GroundSet:
         is_resident = self._features_ND.device == self.device
         stored_rows = rows if is_resident or isinstance(rows, slice) else rows.to(self._features_ND.device)
         features_CD = move(self._features_ND[stored_rows], self.device)
-        if features_CD.dtype == torch.float16:
+        is_copy = features_CD.dtype == torch.float16
+        if is_copy:
             features_CD = features_CD.float()
-        return features_CD if self._inv_norm_N is None else features_CD * self._inv_norm_N[rows, None]
+        if self._inv_norm_N is None:
+            return features_CD
+        inv_norm_C1 = self._inv_norm_N[rows, None]
+        return features_CD.mul_(inv_norm_C1) if is_copy else features_CD * inv_norm_C1
 
     @property
     def has_free_size(self) -> bool:

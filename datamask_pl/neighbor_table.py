@@ -15,7 +15,7 @@ from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
 from datamask_pl.functional import facility_location, inverted_file
-from datamask_pl.functional.device import rows_at_once
+from datamask_pl.functional.device import give_back_memory, rows_at_once
 from datamask_pl.functional.neighbors import nearest_neighbors
 from datamask_pl.ground_set import GroundSet
 
@@ -25,6 +25,8 @@ NeighborSearch = Literal["auto", "exact", "approximate"]
 MAX_EXACT_SAMPLES = 200_000
 # Lists that know fewer of the neighbours are warned of.
 LOW_RECALL = 0.9
+# Freed memory of the search is given back after so many panels, while the table fills.
+PANELS_PER_TRIM = 64
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,8 @@ def build_table(
         table, edges = _approximate_share(ground, sharers, num_neighbors, wanted_recall)
     else:
         table, edges = _exact_share(ground, sharers, num_neighbors)
-    if ground.helpers.size == 1:
-        return table
-    return _whole(table, edges, sharers)
+    give_back_memory()
+    return table if ground.helpers.size == 1 else _whole(table, edges, sharers)
 
 
 def _exact_share(ground: GroundSet, sharers: RankGroup, num_neighbors: int) -> tuple[NeighborTable, list[int]]:
@@ -102,9 +103,10 @@ def _approximate_share(
     # float32 would be as much memory as the rows' numbers; what float16 rounds averages out in f
     similarity_TV = torch.empty(shape, dtype=torch.float16, device=ground.device)
     neighbor_TV = torch.empty(shape, dtype=torch.int32, device=ground.device)
-    for part, similarity_PT, neighbor_PT in inverted_file.search(
-        ground.features, inverted, own, num_neighbors=num_neighbors
-    ):
+    found = inverted_file.search(ground.features, inverted, own, num_neighbors=num_neighbors)
+    for number, (part, similarity_PT, neighbor_PT) in enumerate(found):
+        if number % PANELS_PER_TRIM == 0:
+            give_back_memory()
         held = slice(part.start - own.start, part.stop - own.start)
         similarity_TV[:, held], neighbor_TV[:, held] = similarity_PT.T, neighbor_PT.T
     chunks = _chunks(edges, sharers, ground.device)

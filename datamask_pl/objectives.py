@@ -16,10 +16,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from datamask_pl import feature_sums
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
 from datamask_pl.functional.exact_sum import round_to_grid
-from datamask_pl.functional.quality import quality_value
+from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
 
@@ -187,13 +188,15 @@ class PairwiseSimilarity(ClosedFormObjective):
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
-        squared_norms_R = masks_RN.double() @ self._squared_norm(ground)
-        return pairwise.pairwise_value(self._sums(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected)
+        squared_norms_R = weigh_masks(masks_RN, self._squared_norm(ground))
+        return pairwise.pairwise_value(
+            feature_sums.of_masks(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected
+        )
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
         k = ground.num_selected
-        sum_D = self._sums(p_N[None], ground)[0]
+        sum_D = feature_sums.of_probabilities(p_N, ground)
         norm_N = self._squared_norm(ground)
         gradient_N = ground.map_over_slices(
             lambda rows: pairwise.pairwise_gradient(
@@ -210,12 +213,6 @@ class PairwiseSimilarity(ClosedFormObjective):
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `Objective.size_slope`."""
         return -found.value * pairwise.relative_pairs_slope(ground.num_selected)
-
-    @staticmethod
-    def _sums(weights_RN: Tensor, ground: GroundSet) -> Tensor:
-        return ground.sum_over_slices(
-            lambda rows: pairwise.mask_sums(ground.features(rows), weights_RN[:, rows]), bound=ground.num_samples
-        )
 
     @staticmethod
     def _squared_norm(ground: GroundSet) -> Tensor:
@@ -402,9 +399,7 @@ class FacilityLocation(ClosedFormObjective):
         for index, parts in enumerate(open_rows):
             if not parts:
                 continue
-            kept_KD = ground.features(masks_RN[index])
-            for rows in parts:
-                nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)
+            for nearest_C in self._nearest_kept(parts, masks_RN[index], ground):
                 total_R[index] += round_to_grid(nearest_C, bound=2.0 * n).sum()
         return ground.ranks.sum_(total_R) / n
 
@@ -440,6 +435,17 @@ class FacilityLocation(ClosedFormObjective):
             key,
             lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
         )
+
+    @staticmethod
+    def _nearest_kept(parts: list[Tensor], mask_N: Tensor, ground: GroundSet) -> list[Tensor]:
+        """Similarity to the nearest kept sample, by brute force, of some rows in parts: float (C,) each."""
+        best = [ground.features(rows[:0]).new_zeros(len(rows)) for rows in parts]
+        for kept in torch.split(mask_N.nonzero().squeeze(1), facility_location.LIST_ROWS):
+            kept_KD = ground.features(kept)
+            for best_C, rows in zip(best, parts, strict=True):
+                nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)
+                torch.maximum(best_C, nearest_C, out=best_C)
+        return best
 
     @staticmethod
     def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:

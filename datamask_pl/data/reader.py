@@ -21,6 +21,7 @@ from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import DataFile, Dataset
 from datamask_pl.data.types import Block
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+from datamask_pl.functional.device import give_back_memory
 
 OnBadRow = Literal["error", "drop"]
 
@@ -107,6 +108,8 @@ class BlockReader:
             num_dropped=bad_rows.num_rows,
             limits=limits.build(id_chunks),
         )
+        pa.default_memory_pool().release_unused()
+        give_back_memory()
         return block, bad_rows
 
     def check(self, plan: BlockPlan, index: int) -> tuple[BadRows, Survey]:

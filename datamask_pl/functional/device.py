@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -49,6 +51,19 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type == "cpu" and device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def give_back_memory() -> None:
+    """Gives memory that was freed back to the system, on Linux: glibc keeps what each thread has freed, hundreds of MB.
+
+    Example:
+        >>> give_back_memory()
+    """
+    if sys.platform == "linux":
+        # other C libraries have no such function, and keep less
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def rows_at_once(rows: int, device: torch.device) -> int:

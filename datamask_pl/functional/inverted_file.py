@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +26,12 @@ from datamask_pl.functional.neighbors import (
     PANEL_ROWS,
     Features,
     GrowingLists,
+    Lists,
+    Rows,
     Seeds,
     cut,
     finished_lists,
+    rows_of,
     search_all,
 )
 
@@ -36,8 +39,11 @@ from datamask_pl.functional.neighbors import (
 CLUSTER_ROWS = 512
 SAMPLES_PER_CLUSTER = 48
 NUM_ITERATIONS = 6
-# Queries whose true neighbours are found by brute force.
-NUM_PROBE_QUERIES = 512
+# Queries whose true neighbours are found by brute force: those that choose how much is looked at, those that judge it,
+# and how many at a time.
+NUM_CHOOSERS, NUM_JUDGES, QUERY_ROWS = 768, 256, 256
+# The recall of the choosers is to be above what is wanted by so many of its standard errors.
+MARGIN = 2.0
 # Of the random choice of samples.
 SEED = 31
 
@@ -49,7 +55,7 @@ class InvertedFile:
     Attributes:
         order_N: int64 (N,), all rows, cluster by cluster.
         clusters: each cluster's part of `order_N`.
-        looked_at_CM: int64 (C, M), the clusters that each cluster's queries look at, nearest first, itself first.
+        looked_at_CM: int32 (C, M), the clusters that each cluster's queries look at, nearest first, itself first.
         recall: share of the true neighbours that is found, of queries that had no part in choosing M.
     """
 
@@ -101,30 +107,66 @@ def invert(
         centers_CD: from `cluster_centers`.
         label_N: int64 (N,), the cluster of each sample.
         num_neighbors: T, of the lists whose recall is wanted.
-        wanted_recall: share of true neighbours that half of the brute-force queries must find, in (0, 1].
+        wanted_recall: share of true neighbours to be found, in (0, 1].
     """
     num_samples, num_clusters = label_N.numel(), centers_CD.shape[0]
     edges = [0, *torch.bincount(label_N, minlength=num_clusters).cumsum(0).tolist()]
-    nearness_CC = centers_CD @ centers_CD.T
-    nearness_CC.fill_diagonal_(torch.inf)
-    by_nearness_CC = nearness_CC.argsort(dim=1, descending=True, stable=True)
-    place_CC = by_nearness_CC.argsort(dim=1)
-    queries_Q = torch.randperm(num_samples, generator=torch.Generator().manual_seed(SEED + 1))[:NUM_PROBE_QUERIES]
-    queries_Q = queries_Q.to(label_N.device)
-    keys_QT = search_all(features, cut([slice(0, num_samples)], PANEL_ROWS), queries_Q, num_neighbors)
-    _, neighbor_QT = finished_lists(features, queries_Q, keys_QT)
-    place_QT = place_CC[label_N[queries_Q, None], label_N[neighbor_QT]]
-    # every second query chooses, the others judge
-    found_C = torch.bincount(place_QT[::2].flatten(), minlength=num_clusters).cumsum(0)
-    wanted = math.ceil(wanted_recall * place_QT[::2].numel())
-    num_looked_at = int((found_C < wanted).sum()) + 1
-    judges_QT = place_QT[1::2] if len(place_QT) > 1 else place_QT
+    by_nearness_CC = _by_nearness(centers_CD)
+    queries_Q = torch.randperm(num_samples, generator=torch.Generator().manual_seed(SEED + 1))
+    queries_Q = queries_Q[: NUM_CHOOSERS + NUM_JUDGES].to(label_N.device)
+    panels = cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, label_N.device))
+    seeds = Seeds.choose(features, num_samples, num_neighbors)
+    with one_thread_each(label_N.device) as start:
+        parts = [
+            start(_lists_among, features, seeds, rows_Q, panels, num_neighbors)
+            for rows_Q in torch.split(queries_Q, QUERY_ROWS)
+        ]
+        neighbor_QT = torch.cat([wait()[1] for wait in parts])
+    place_QT = by_nearness_CC[label_N[queries_Q]].argsort(dim=1).gather(1, label_N[neighbor_QT])
+    num_looked_at = _num_needed(place_QT[:NUM_CHOOSERS], num_clusters, wanted_recall)
+    judges_QT = place_QT[NUM_CHOOSERS:] if len(place_QT) > NUM_CHOOSERS else place_QT
     return InvertedFile(
         order_N=label_N.argsort(stable=True),
         clusters=[slice(*pair) for pair in itertools.pairwise(edges)],
-        looked_at_CM=by_nearness_CC[:, :num_looked_at],
+        looked_at_CM=by_nearness_CC[:, :num_looked_at].clone(),
         recall=float((judges_QT < num_looked_at).double().mean()),
     )
+
+
+def _by_nearness(centers_CD: Tensor) -> Tensor:
+    """For each cluster all clusters, nearest first, itself first: int32 (C, C)."""
+    num_clusters = len(centers_CD)
+    by_nearness_CC = torch.empty(num_clusters, num_clusters, dtype=torch.int32, device=centers_CD.device)
+    for rows in torch.split(torch.arange(num_clusters, device=centers_CD.device), QUERY_ROWS):
+        nearness_PC = centers_CD[rows] @ centers_CD.T
+        nearness_PC.scatter_(1, rows[:, None], torch.inf)
+        by_nearness_CC[rows] = nearness_PC.argsort(dim=1, descending=True, stable=True).int()
+    return by_nearness_CC
+
+
+def _num_needed(place_QT: Tensor, num_clusters: int, wanted_recall: float) -> int:
+    """How many clusters must be looked at, where the t-th neighbour of a query is in the place_QT-th of them."""
+    looked_at_QC = torch.arange(num_clusters, device=place_QT.device).expand(len(place_QT), -1).contiguous()
+    recall_QC = torch.searchsorted(place_QT.sort(dim=1).values, looked_at_QC, right=True).double() / place_QT.shape[1]
+    error_C = recall_QC.std(dim=0, correction=0) / len(place_QT) ** 0.5
+    # all clusters find all, without error
+    return int((recall_QC.mean(0) - MARGIN * error_C < wanted_recall).sum()) + 1
+
+
+def _lists_among(features: Features, seeds: Seeds, rows_P: Tensor, others: Sequence[Rows], num_neighbors: int) -> Lists:
+    """Finished lists of some samples, of what is best among others."""
+    own_PD = features(rows_P)
+    lists = GrowingLists(seeds.bounds(own_PD), num_neighbors)
+    for other in others:
+        other_C = rows_of(other, rows_P.device)
+        products = own_PD @ features(other).T
+        products.masked_fill_(rows_P[:, None] == other_C, torch.inf)  # a sample is first in its own list
+        lists.offer(products, other_C)
+    keys_PT, is_full_P = lists.best()
+    missed = (~is_full_P).nonzero().squeeze(1)
+    if missed.numel():
+        keys_PT[missed] = search_all(features, others, rows_P[missed], num_neighbors)
+    return finished_lists(features, rows_P, keys_PT)
 
 
 def search(
@@ -146,20 +188,9 @@ def search(
     seeds = Seeds.choose(features, inverted.order_N.numel(), num_neighbors)
 
     def lists_of(panel: slice, cluster: int) -> tuple[slice, Tensor, Tensor]:
-        rows_P = inverted.order_N[panel]
-        own_PD = features(rows_P)
         others = [inverted.order_N[inverted.clusters[other]] for other in inverted.looked_at_CM[cluster].tolist()]
         others_P = torch.split(torch.cat(others), rows_at_once(PANEL_ROWS, device))
-        lists = GrowingLists(seeds.bounds(own_PD), num_neighbors)
-        for rows in others_P:
-            products = own_PD @ features(rows).T
-            products.masked_fill_(rows_P[:, None] == rows, torch.inf)  # a sample is first in its own list
-            lists.offer(products, rows)
-        keys_PT, is_full_P = lists.best()
-        missed = (~is_full_P).nonzero().squeeze(1)
-        if missed.numel():
-            keys_PT[missed] = search_all(features, others_P, rows_P[missed], num_neighbors)
-        return panel, *finished_lists(features, rows_P, keys_PT)
+        return panel, *_lists_among(features, seeds, inverted.order_N[panel], others_P, num_neighbors)
 
     with one_thread_each(device) as start:
         waiting: deque[Callable[[], tuple[slice, Tensor, Tensor]]] = deque()

@@ -112,11 +112,32 @@ def polish(
     return mask_N, best_value
 
 
+def first_largest(values_N: Tensor, count: int) -> Tensor:
+    """Positions of the largest values, largest first, equal ones as they come: as a stable sort, without sorting all.
+
+    Args:
+        values_N: float (N,), finite.
+        count: how many, all if there are fewer.
+
+    Returns:
+        int64 (at most `count`,).
+
+    Example:
+        >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 3)
+        tensor([1, 3, 2])
+    """
+    if values_N.numel() <= count:
+        return values_N.argsort(descending=True, stable=True)
+    threshold = values_N.kthvalue(values_N.numel() - count + 1).values
+    candidates = (values_N >= threshold).nonzero().squeeze(1)
+    return candidates[values_N[candidates].argsort(descending=True, stable=True)[:count]]
+
+
 def _candidates(mask_N: Tensor, gain_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Left-out samples of largest gain, and kept ones of smallest, both int64, best first, ties by row order."""
     outside, inside = (~mask_N).nonzero().squeeze(1), mask_N.nonzero().squeeze(1)
-    added = outside[gain_N[outside].argsort(descending=True, stable=True)[:num_candidates]]
-    return added, inside[gain_N[inside].argsort(stable=True)[:num_candidates]]
+    added = outside[first_largest(gain_N[outside], num_candidates)]
+    return added, inside[first_largest(-gain_N[inside], num_candidates)]
 
 
 def _polish_known(

@@ -6,7 +6,7 @@ import torch
 from pretended_ranks import on_ranks
 from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
 
-from datamask_pl import neighbor_table
+from datamask_pl import feature_sums, neighbor_table
 from datamask_pl import objectives as objectives_module
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import facility_location as facility_location_functions
@@ -76,6 +76,29 @@ def test_values_are_those_of_the_oracles(kind, num_selected, num_slice_rows):
     assert value_R.dtype == torch.float64
     # two samples are perfectly correlated: nothing cancels, but the variances may be small
     np.testing.assert_allclose(value_R, expected_R, rtol=1e-8 if kind == "disf_standardized" else 1e-12, atol=1e-12)
+
+
+def test_pairwise_sums_reached_by_differences_have_the_bits_of_a_pass_over_all_rows(monkeypatch):
+    monkeypatch.setattr(feature_sums, "MIN_SAMPLES_OF_DIFFERENCES", 1)
+    monkeypatch.setattr(feature_sums, "SAMPLES_PER_CHANGE", 20)
+    features_ND = unit_rows(600, 5, 0)
+    masks_RN = torch.tensor(random_masks(3, 600, 60, 0))
+    swapped_RN = masks_RN.clone()
+    for mask_N in swapped_RN:
+        mask_N[mask_N.nonzero()[:2, 0]], mask_N[(~mask_N).nonzero()[-2:, 0]] = False, True
+    trials_RN = torch.stack([masks_RN[0], swapped_RN[0], masks_RN[1], masks_RN[0], swapped_RN[2], masks_RN[2]])
+    term, ground = PairwiseSimilarity(), ground_set(features_ND, 60, num_slice_rows=70)
+    passes, exact = [], feature_sums._exact
+    monkeypatch.setattr(feature_sums, "_exact", lambda masks, of: passes.append(len(masks)) or exact(masks, of))
+    together_R = term.value(trials_RN, ground)
+    assert passes == [1, 3]
+    alone_R = torch.cat([term.value(mask_N[None], ground_set(features_ND, 60)) for mask_N in trials_RN])
+    in_turn_R = torch.cat([term.value(mask_N[None], ground) for mask_N in trials_RN])
+    assert torch.equal(together_R, alone_R)
+    assert torch.equal(in_turn_R, alone_R)
+    np.testing.assert_allclose(alone_R, [set_function("pairwise", features_ND, 60)(mask_N) for mask_N in trials_RN])
+    at_mask = term.linearize(trials_RN[1].double(), ground)
+    assert at_mask.value == alone_R[1]
 
 
 @pytest.mark.parametrize("kind", DIVERSITIES)

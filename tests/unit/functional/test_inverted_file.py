@@ -55,14 +55,15 @@ def test_a_search_of_all_clusters_is_exact():
 @pytest.mark.parametrize("wanted_recall", [0.5, 0.8, 0.95, 1.0])
 def test_recall_is_what_was_wanted_and_what_is_said(monkeypatch, wanted_recall):
     """All samples are queries here: what is said of half of them is nearly what is true of all."""
-    monkeypatch.setattr(inverted_file, "NUM_PROBE_QUERIES", 1000)
+    monkeypatch.setattr(inverted_file, "NUM_CHOOSERS", 500)
+    monkeypatch.setattr(inverted_file, "NUM_JUDGES", 500)
     features_ND = clustered_rows(1000)
     features, file = inverted(features_ND, 10, wanted_recall)
     _, neighbor_TV = nearest_neighbors(features, [slice(0, 1000)], range(1000), num_neighbors=10)
     found = lists(features, file, 10)
     hits = sum(len(set(found[row][1].tolist()) & set(neighbor_TV[:, row].tolist())) for row in range(1000))
     assert hits / 10_000 == pytest.approx(file.recall, abs=0.02)
-    assert hits / 10_000 >= wanted_recall - 0.02
+    assert hits / 10_000 >= min(wanted_recall, 0.99)  # choosers that find all say little of the last hundredth
     assert file.looked_at_CM.shape[1] < len(file.clusters) or wanted_recall == 1.0
 
 

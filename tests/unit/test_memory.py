@@ -1,0 +1,39 @@
+"""What is held of a block's temporaries."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from problems import ground_set, unit_rows
+
+from datamask_pl import block_solution
+from datamask_pl.block_solution import calibrate, draw_uniform_masks
+from datamask_pl.functional.device import give_back_memory
+from datamask_pl.joint_objective import JointObjective
+from datamask_pl.objectives import FacilityLocation
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
+def test_freed_memory_goes_back_to_the_system():
+    # small enough to come from the heap, and every hundredth one stays, so that its end cannot simply be lowered
+    tensors = [torch.ones(4096) for _ in range(8000)]
+    kept = tensors[::100]
+    before = resident_bytes()
+    del tensors
+    give_back_memory()
+    assert before - resident_bytes() > 0.8 * 8000 * 4 * 4096
+    assert all(bool((tensor == 1).all()) for tensor in kept)
+
+
+@pytest.mark.parametrize("masks_at_once", [1, 24, 64, 1000])
+def test_scales_do_not_depend_on_how_many_masks_are_valued_at_once(monkeypatch, masks_at_once):
+    ground = ground_set(unit_rows(50, 4, 0), 5)
+    objective = JointObjective(quality_weight=0.5, diversity=FacilityLocation(num_neighbors=8))
+    expected = objective.term_values(draw_uniform_masks(64, ground, seed=3), ground).std(dim=1)
+    monkeypatch.setattr(block_solution, "MAX_MASK_ELEMENTS", 50 * masks_at_once)
+    torch.testing.assert_close(calibrate(objective, ground_set(unit_rows(50, 4, 0), 5), seed=3), expected)
