@@ -2,18 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FUZZ_INPUTS ?= 100000
 INSTALLED := $(VENV)/.installed
 # The competitors of `make benchmark` have an environment of their own.
 BENCHMARK_VENV := .venv-benchmark
 BENCHMARK_INSTALLED := $(BENCHMARK_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint benchmark clean
+.PHONY: help install quickstart test test-slow lint docs fuzz sbom audit benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
 	@echo "make test         linters, types and all tests"
 	@echo "make test-slow    runs that are killed, again and again"
+	@echo "make docs         the documentation as pages, in site/"
+	@echo "make fuzz         100,000 damaged files and configs, in about half an hour; FUZZ_INPUTS=1000 for fewer"
+	@echo "make sbom         what is installed, as CycloneDX, in sbom.json"
+	@echo "make audit        known vulnerabilities of what is installed"
 	@echo "make benchmark    f, seconds and memory beside competitors, twenty minutes on two cores;"
 	@echo "                  DATA='shards/*.parquet' names the features, ARGS='--write docs' writes a page and a picture"
 	@echo "make clean        removes what the above made"
@@ -43,6 +48,19 @@ test: lint
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+fuzz: $(INSTALLED)
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
+
+sbom: $(INSTALLED)
+	$(BIN)/python tools/sbom.py requirements.lock > sbom.json
+
+audit:
+	$(PYTHON) tools/audit.py requirements.lock
+
 $(BENCHMARK_INSTALLED): benchmarks/requirements.lock
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'benchmarks/requirements.lock needs Python 3.11 or newer, this is ' + sys.version.split()[0])"
 	$(PYTHON) -m venv $(BENCHMARK_VENV)
@@ -55,4 +73,4 @@ benchmark: $(BENCHMARK_INSTALLED)
 	PYTHONPATH=. $(BENCHMARK_VENV)/bin/python benchmarks/suite.py $(DATA) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCHMARK_VENV) quickstart-data runs .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(BENCHMARK_VENV) .venv-audit sbom.json quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

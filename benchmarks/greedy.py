@@ -29,10 +29,9 @@ from datamask_pl.baselines.greedy import (
 from datamask_pl.block_solution import round_logits
 from datamask_pl.estimation import multilinear_update
 from datamask_pl.functional.budget import budget
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.module import DEFAULT_SCHEDULE
 
 GREEDY = {"facility_location": lazy_greedy_facility_location, "pairwise": greedy_pairwise, "disf": greedy_disf}
 CASES: list[tuple[Kind, float]] = [
@@ -54,12 +53,13 @@ def multilinear(
     objective = JointObjective(quality_weight=quality_weight, diversity=kind)
     scales = torch.ones(len(objective.terms), dtype=torch.float64)
     logits_N = torch.zeros(ground.num_samples)
-    num_steps, max_lr, min_lr = DEFAULT_SCHEDULE["multilinear"]
-    for step in range(num_steps):
+    schedule = default_schedule("multilinear", is_polish_quick=is_polished and objective.has_interactions)
+    for step in range(schedule.num_steps):
         update = multilinear_update(
             logits_N, objective=objective, ground=ground, scales=scales, step_name=f"step {step}"
         )
-        logits_N += linear_rate(step, num_steps, max_lr=max_lr, min_lr=min_lr) * update.direction_M.float()
+        rate = linear_rate(step, schedule.num_steps, max_lr=schedule.max_lr, min_lr=schedule.min_lr)
+        logits_N += rate * update.direction_M.float()
     return round_logits(
         logits_N,
         objective=objective,

@@ -24,10 +24,9 @@ from datamask_pl.block_solution import round_logits
 from datamask_pl.estimation import multilinear_update
 from datamask_pl.functional.budget import budget
 from datamask_pl.functional.neighbors import nearest_neighbors
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.module import DEFAULT_SCHEDULE
 from datamask_pl.objectives import FacilityLocation
 
 T = TypeVar("T")
@@ -112,7 +111,7 @@ def our_search(ground: GroundSet, args: argparse.Namespace, search: str, num_nei
     )
     scales = torch.ones(2, dtype=torch.float64)
     logits_N = torch.zeros(ground.num_samples)
-    _, max_lr, min_lr = DEFAULT_SCHEDULE["multilinear"]
+    _, max_lr, min_lr = default_schedule("multilinear", is_polish_quick=False)
     start_s, steps_s = time.perf_counter(), []
 
     def update_of_step():

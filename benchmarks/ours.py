@@ -18,11 +18,10 @@ from datamask_pl.estimation import multilinear_update, rollout_update
 from datamask_pl.functional.budget import budget, share_of
 from datamask_pl.functional.initialization import quality_logits
 from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.module import DEFAULT_SCHEDULE
 
 # configs/paper.yaml
 PAPER_STEPS, PAPER_ROLLOUTS, PAPER_PARTIAL, PAPER_MAX_LR, PAPER_MIN_LR = 5000, 128, 0.1, 10.0, 1.0
@@ -46,25 +45,29 @@ class Point(NamedTuple):
     mask_N: Tensor
 
 
-def multilinear(problem: Problem, *, record_at: tuple[int, ...] = (5, 10, 20)) -> list[Point]:
-    """The default estimator at its default settings: unpolished after some of its steps, polished after the last."""
+def multilinear(problem: Problem, *, num_steps: tuple[int, ...] = (4, 8, 20)) -> list[Point]:
+    """The default estimator with few and more steps, unpolished and polished; the lists of neighbours serve all."""
     points = []
     start_s = time.perf_counter()
     ground = GroundSet(features_ND=problem.features_ND, quality_N=problem.quality_N, num_selected=problem.num_selected)
     objective = JointObjective(quality_weight=problem.quality_weight, diversity=problem.kind)
     scales = torch.ones(len(objective.terms), dtype=torch.float64)
-    logits_N = torch.zeros(ground.num_samples)
-    num_steps, max_lr, min_lr = DEFAULT_SCHEDULE["multilinear"]
-    for step in range(num_steps):
-        update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)
-        logits_N += linear_rate(step, num_steps, max_lr=max_lr, min_lr=min_lr) * update.direction_M.float()
-        if step + 1 in record_at:
-            mask_N = top_k_mask(logits_N, problem.num_selected)
-            points.append(Point(f"{step + 1} steps", time.perf_counter() - start_s, mask_N))
-    mask_N = round_logits(
-        logits_N, objective=objective, ground=ground, scales=scales, is_polished=True, best_rollout_N=None
-    )
-    return [*points, Point("polished", time.perf_counter() - start_s, mask_N)]
+    objective.prepare(ground, num_masks=ground.num_samples)
+    prepared_s = time.perf_counter() - start_s
+    _, max_lr, min_lr = default_schedule("multilinear", is_polish_quick=False)
+    for num in num_steps:
+        start_s = time.perf_counter()
+        logits_N = torch.zeros(ground.num_samples)
+        for step in range(num):
+            update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)
+            logits_N += linear_rate(step, num, max_lr=max_lr, min_lr=min_lr) * update.direction_M.float()
+        mask_N = top_k_mask(logits_N, problem.num_selected)
+        points.append(Point(f"{num} steps", prepared_s + time.perf_counter() - start_s, mask_N))
+        mask_N = round_logits(
+            logits_N, objective=objective, ground=ground, scales=scales, is_polished=True, best_rollout_N=None
+        )
+        points.append(Point(f"{num} steps, polished", prepared_s + time.perf_counter() - start_s, mask_N))
+    return points
 
 
 def paper(problem: Problem, *, limit_s: float) -> list[Point]:

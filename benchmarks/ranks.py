@@ -37,6 +37,7 @@ class Case:
     diversity: str
     num_samples: int
     num_features: int
+    control_variate: bool = False
 
 
 CASES = [
@@ -47,6 +48,9 @@ CASES = [
     Case("group_relative", "disf", 2_400, 384),
     Case("group_relative", "facility_location", 2_400, 384),
     Case("group_relative", "facility_location", 10_000, 384),
+    Case("leave_one_out", "pairwise", 2_400, 384, control_variate=True),
+    Case("leave_one_out", "disf", 2_400, 384, control_variate=True),
+    Case("leave_one_out", "facility_location", 2_400, 384, control_variate=True),
 ]
 
 
@@ -105,9 +109,9 @@ def measure(case: Case, ranks: RankGroup, repeats: int) -> tuple[float, int, Ten
                 objective=objective,
                 ground=ground,
                 scales=scales,
-                estimator="group_relative",
+                estimator=case.estimator,  # type: ignore[arg-type]
                 num_rollouts=NUM_ROLLOUTS,
-                control_variate=False,
+                control_variate=case.control_variate,
                 seed_of=lambda rollout, step=step: derive_seed(0, 0, step, rollout),
                 ranks=ranks,
                 step_name=f"step {step}",
@@ -150,7 +154,8 @@ def main() -> None:
     for case, (alone_s, _, _), (together_s, num_bytes, logits), (_, _, reference) in zip(
         cases, alone, together, one_thread, strict=True
     ):
-        cells = [case.estimator, case.diversity, f"{case.num_samples:,}", str(case.num_features)]
+        name = case.estimator + (" with control variate" if case.control_variate else "")
+        cells = [name, case.diversity, f"{case.num_samples:,}", str(case.num_features)]
         cells += [f"{alone_s:.3f}", f"{together_s:.3f}", f"{together_s / alone_s:.2f}", f"{num_bytes / 1e6:.2f}"]
         print("| " + " | ".join([*cells, "same" if torch.equal(logits, reference) else "OTHER"]) + " |")
 

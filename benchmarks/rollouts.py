@@ -112,10 +112,14 @@ def unshrunk(estimate_N: Tensor, squared_noise: Tensor) -> Tensor:
     return torch.ones_like(squared_noise)
 
 
+def primal(logits_N: Tensor, linear_N: Tensor, rest_N: Tensor, *, num_selected: int) -> Tensor:
+    return linear_N + rest_N
+
+
 def variances(block: Block, repeats: int) -> None:
     """Variance of the gradient, neither shrunk nor scaled, over all samples, with equal logits and after some steps."""
-    normalized, shrinkage = estimation.normalized, estimation.shrinkage
-    estimation.normalized, estimation.shrinkage = unscaled, unshrunk
+    normalized, shrinkage, dual_direction = estimation.normalized, estimation.shrinkage, estimation.dual_direction
+    estimation.normalized, estimation.shrinkage, estimation.dual_direction = unscaled, unshrunk, primal
     rows_M = torch.randperm(len(block.quality_N), generator=torch.Generator().manual_seed(0))
     rows_M = rows_M[: round(PARTIAL * rows_M.numel())]
     ground, objective = block.part(rows_M), block.objective()
@@ -136,7 +140,7 @@ def variances(block: Block, repeats: int) -> None:
         (plain, _), (controlled, signal) = found[False], found[True]
         cells = [f"{plain / controlled:.1f}", f"{signal / plain:.3f}", f"{signal / controlled:.3f}"]
         row(block.kind, f"{rows_M.numel():,}", num_steps, *cells)
-    estimation.normalized, estimation.shrinkage = normalized, shrinkage
+    estimation.normalized, estimation.shrinkage, estimation.dual_direction = normalized, shrinkage, dual_direction
 
 
 def gradient(

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from datamask_pl.block_state import BlockState
-from datamask_pl.data.types import BlockResult, Values
-from datamask_pl.functional import multilinear, plackett_luce
+from datamask_pl.data.types import BlockResult, Values, group_budgets_of
+from datamask_pl.functional import constrained_draws, plackett_luce
+from datamask_pl.functional.constrained_polish import polish_within
 from datamask_pl.functional.device import give_back_memory
-from datamask_pl.functional.rounding import polish, top_k_mask
+from datamask_pl.functional.rounding import polish
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
@@ -30,6 +31,9 @@ def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tenso
 
 def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -> Tensor:
     equal_N = torch.zeros(ground.num_samples)
+    if ground.constraint is not None:
+        keys = [constrained_draws.gumbel_keys(equal_N, generator=generator) for _ in range(num_masks)]
+        return torch.stack([ground.constraint.fill(key_N.to(ground.device)) for key_N in keys])
     masks_RN = torch.zeros(num_masks, ground.num_samples, dtype=torch.bool)
     for mask_N in masks_RN:
         mask_N[plackett_luce.draw(equal_N, ground.num_selected, generator=generator)] = True
@@ -82,9 +86,9 @@ def round_logits(
         best_rollout_N: bool (N,), the best mask of the whole block that was drawn, if any.
 
     Returns:
-        bool (N,), with exactly the budget kept.
+        bool (N,), with exactly the budget kept, or of a cost at most that.
     """
-    starts = [top_k_mask(logits_N, ground.num_selected)]
+    starts = [ground.top_k(logits_N)]
     if best_rollout_N is not None:
         starts.append(best_rollout_N)
 
@@ -99,7 +103,19 @@ def round_logits(
     best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
     if not is_polished:
         return best_N
-    return polish(best_N, values=values, gains=gains, features=ground.centered)[0]
+    if ground.constraint is not None:
+        return polish_within(best_N, ground.constraint, values=values, gains=gains, features=ground.centered)[0]
+
+    def interactions(rows: Tensor) -> Tensor:
+        return objective.interactions(rows, ground, scales)
+
+    return polish(
+        best_N,
+        values=values,
+        gains=gains,
+        features=ground.centered,
+        interactions=interactions if objective.has_interactions else None,
+    )[0]
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
@@ -139,19 +155,20 @@ def solve(
         best_rollout_N=state.best_mask_N,
     )
     random_N = draw_uniform_masks(1, ground, seed=seed)[0]
-    masks_RN = torch.stack([mask_N, random_N, top_k_mask(ground.quality_N, ground.num_selected)])
+    masks_RN = torch.stack([mask_N, random_N, ground.top_k(ground.quality_N)])
     mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
     names = [term.name for term in objective.terms]
     return BlockResult(
         block=state.block,
-        num_selected=ground.num_selected,
+        num_selected=int(mask_N.sum()),
         mask_N=mask_N.cpu(),
         logits_N=logits_N.cpu().clone(),
-        probability_N=multilinear.inclusion_probabilities(logits_N, ground.num_selected).float().cpu(),
+        probability_N=ground.probabilities(logits_N).float().cpu(),
         mask=mask,
         random=random,
         top_quality=top_quality,
         scales=dict(zip(names, scales.tolist(), strict=True)),
         num_steps=state.num_steps,
         seconds=state.seconds,
+        budgets=[] if ground.constraint is None else group_budgets_of(ground.constraint, mask_N),
     )

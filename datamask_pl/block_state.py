@@ -16,7 +16,6 @@ from datamask_pl.checkpoint_io import STATE_KEY
 from datamask_pl.data.types import Block
 from datamask_pl.errors import CheckpointError
 from datamask_pl.estimation import Update
-from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.settings import differences
 
@@ -109,7 +108,7 @@ class BlockState:
         Returns:
             The share of the mask that is new since the last look.
         """
-        mask_N = top_k_mask(logits_N, self.ground.num_selected)
+        mask_N = self.ground.top_k(logits_N)
         churn = float((mask_N & ~self.mask_N).sum()) / self.ground.num_selected
         self.mask_N = mask_N
         self.num_unchanged = self.num_unchanged + 1 if churn < min_churn else 0
@@ -159,7 +158,7 @@ def read_dump(
         _check_tensor("scales", dumped["scales"], torch.float64, num_terms)
         if dumped["best_mask"] is not None:
             _check_tensor("best_mask", dumped["best_mask"], torch.bool, num_samples)
-        logits_N = logits_M[:num_samples] if isinstance(logits_M, Tensor) else torch.empty(0)
+        logits_N = logits_M[:num_samples] if isinstance(logits_M, Tensor) and logits_M.dim() else torch.empty(0)
         _check_tensor("policy.logits", logits_N, torch.float32, num_samples)
     except ValueError as error:
         raise CheckpointError(f"the checkpoint cannot be used ({error}); delete it to go on without it.") from error

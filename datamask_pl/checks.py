@@ -5,6 +5,8 @@ Shapes: M samples.
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from datamask_pl.data.loader import DEFAULT_PARTIAL
@@ -21,6 +23,14 @@ def check(is_allowed: bool, rule: str, value: object) -> None:
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raises a ConfigError that lists the choices if the value is none of them."""
     check(value in choices, f"{name} must be one of {', '.join(choices)}", repr(value))
+
+
+def check_schedule(*, num_steps: int, max_lr: float, min_lr: float) -> None:
+    """Raises a ConfigError if there is no step, or the learning rate is not finite or rises."""
+    check(num_steps >= 1, "num_steps must be at least 1", num_steps)
+    check(min_lr >= 0, "min_lr must not be negative", min_lr)
+    check(math.isfinite(max_lr), "max_lr must be finite", max_lr)
+    check(max_lr >= min_lr, f"max_lr must be at least min_lr ({min_lr})", max_lr)
 
 
 def check_precision(precision: object) -> None:

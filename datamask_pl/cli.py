@@ -16,11 +16,16 @@ COMMANDS = {
     "fit": "learn a mask from feature parquet files, block by block",
     "sample": "write a small real text corpus, made from the documentation of the installed Python",
     "embed": "text parquet to feature parquet",
+    "export": "another ratio, cost or quota from the logits of a finished mask, without training",
     "apply": "mask and source shards to filtered shards",
     "compare": "the mask of a run beside random, top quality, greedy and others",
     "report": "one HTML file that shows what the mask of a run is worth",
 }
-_GO_ON = {"fit": "; --ckpt_path last goes on with it", "apply": "; the same command goes on with it"}
+_GO_ON = {
+    "fit": "; --ckpt_path last goes on with it",
+    "apply": "; the same command goes on with it",
+    "export": "; the same command goes on with it",
+}
 FAILURE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -70,6 +75,8 @@ def main(args: Sequence[str] | None = None) -> None:
         # a disk or a network that fails where nobody expected it; the system's words name the file
         _fail(f"{_one_line(str(error))}; the same command can be given again.", code=FAILURE)
     except Exception as error:
+        if str(error) == "embedded null byte":  # what the system says of such a path
+            _fail("a path holds a zero byte; remove it.")
         if type(error).__name__ != "MisconfigurationException":  # named, so that --help of others imports no Lightning
             raise
         _fail(_one_line(str(error)))

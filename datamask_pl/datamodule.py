@@ -10,15 +10,19 @@ from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
 
-from datamask_pl.data.blocks import BlockBy, BlockPlan, deal_blocks, hash_plan, parse_shard, plan_blocks
-from datamask_pl.data.loader import BlockQueue, StepLoader
+from datamask_pl.data.blocks import BlockBy, deal_blocks, hash_plan, parse_shard, plan_blocks
+from datamask_pl.data.contents import Contents
+from datamask_pl.data.forced_ids import read_forced_ids
+from datamask_pl.data.limits import Survey
+from datamask_pl.data.loader import StepLoader
 from datamask_pl.data.reader import BlockReader, OnBadRow
 from datamask_pl.data.rows import MAX_LISTED, BadRow, BadRows
-from datamask_pl.data.scaling import ConstantQualityWarning, QualityScaling, is_constant
-from datamask_pl.data.schema import Columns, Dataset, read_dataset
+from datamask_pl.data.scaling import QualityScaling, quality_warning
+from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.data.types import Block
 from datamask_pl.distributed import failing_together, gather_objects, place, rank_and_world
 from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.functional.budget import Totals
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +41,14 @@ class FeatureDataModule(LightningDataModule):
             {"quality_score": 1.0} if left out.
         feature_column: column of vectors, a list of float16, float32 or float64; all of one length. They are scaled to
             unit L2 norm.
+        cost_column: column of what keeping a sample costs, such as its number of tokens: numbers above 0. The budget is
+            then model.select_ratio of the total cost of a block, which a mask does not exceed, whatever its number of
+            samples.
+        group_column: column of the group of a sample, such as its source or language: strings or integers. Every group
+            gets a budget of its own, see model.group_budget.
+        keep_ids: parquet files with the id column, or text files with an id a line, one or a list: samples that are
+            kept in any case. They count towards the budget.
+        drop_ids: the same, of samples that are left out in any case.
         quality_scaling: how quality is scaled within a block. `rank` gives each sample the share of the others that it
             is above, `minmax` stretches to [0, 1], `zscore` to mean 0 and standard deviation 1, `none` leaves it.
         block_size: largest number of rows of a block; blocks are made equal, to a row. Not used by `block_by: file`.
@@ -46,7 +58,8 @@ class FeatureDataModule(LightningDataModule):
             part of this size, 0.1 if left out. Steps over the whole block read it in slices of this size, 16,384 rows
             if left out.
         on_bad_row: what to do with a row whose quality or features are null, not finite, of the wrong length or zero.
-            `error` stops, `drop` leaves it out and lists it. A null id always stops.
+            `error` stops, `drop` leaves it out and lists it. The same goes for a cost that is null, not finite or not
+            above 0, and a group that is null. A null id always stops.
         check_rows: reads all rows once before training, shared among the ranks, so that a bad row in the last block
             does not end a run after hours. Costs nothing if there is one block.
         shard: "i/n": this run takes every n-th block, from the i-th on, counted from 0. For jobs that share nothing but
@@ -64,6 +77,10 @@ class FeatureDataModule(LightningDataModule):
         id_column: str = "chunk_id",
         quality_columns: dict[str, float] | None = None,
         feature_column: str = "feature_arr",
+        cost_column: str | None = None,
+        group_column: str | None = None,
+        keep_ids: str | list[str] | None = None,
+        drop_ids: str | list[str] | None = None,
         quality_scaling: Literal["rank", "minmax", "zscore", "none"] = "rank",
         block_size: int = 1_000_000,
         block_by: Literal["rows", "row_groups_shuffled", "file"] = "rows",
@@ -92,7 +109,10 @@ class FeatureDataModule(LightningDataModule):
             )
         self.path = path
         # float: 1 and 1.0 are the same weight, and give the same hash
-        self.columns = Columns(id_column, {name: float(weights[name]) for name in weights}, feature_column)
+        quality_weights = {name: float(weights[name]) for name in weights}
+        self.columns = Columns(id_column, quality_weights, feature_column, cost_column, group_column)
+        self.keep_ids = keep_ids
+        self.drop_ids = drop_ids
         self.quality_scaling = quality_scaling
         self.block_size = block_size
         self.block_by = block_by
@@ -101,7 +121,7 @@ class FeatureDataModule(LightningDataModule):
         self.check_rows = check_rows
         self.shard = parse_shard(shard)
         self._seed = seed
-        self._contents: _Contents | None = None
+        self._contents: Contents | None = None
         self._steps: tuple[int, bool] | None = None
         self._loader: StepLoader | None = None
         self._has_warned = False
@@ -133,6 +153,16 @@ class FeatureDataModule(LightningDataModule):
     def block_sizes(self) -> list[int]:
         """Number of samples of every block of the schedule, without rows that were dropped. Valid after `prepare`."""
         return [self._ready.block_sizes[index] for index in self._ready.schedule]
+
+    @property
+    def block_totals(self) -> list[Totals | None]:
+        """What every block of the schedule holds of each group; None where `prepare` has not read it, or no need."""
+        return [self._ready.surveys.get(index, Survey()).totals for index in self._ready.schedule]
+
+    @property
+    def has_groups(self) -> bool:
+        """True if samples have groups."""
+        return self.columns.group_column is not None
 
     @property
     def plan_hash(self) -> str:
@@ -176,7 +206,7 @@ class FeatureDataModule(LightningDataModule):
             SchemaError: If a column is missing or its type cannot be used.
         """
         if self._contents is None:
-            contents: _Contents | None = None
+            contents: Contents | None = None
             with failing_together():
                 contents = self._plan()
             assert contents is not None
@@ -241,22 +271,28 @@ class FeatureDataModule(LightningDataModule):
         self.teardown()
 
     @property
-    def _ready(self) -> _Contents:
+    def _ready(self) -> Contents:
         if self._contents is None:
             raise ConfigError("FeatureDataModule.setup must be called before its blocks are used.")
         return self._contents
 
-    def _plan(self) -> _Contents:
+    def _plan(self) -> Contents:
         """Reads the footers and plans the blocks; needs no process group."""
         dataset = read_dataset(self.path, self.columns)
         row_group_rows = [file.row_group_rows for file in dataset.files]
         plan = plan_blocks(row_group_rows, block_by=self.block_by, block_size=self.block_size, seed=self.seed)
+        forced = read_forced_ids(
+            self.keep_ids, self.drop_ids, id_column=self.columns.id_column, id_type=dataset.id_type, prefix="data."
+        )
+        limited_by = {"cost_column": self.columns.cost_column, "group_column": self.columns.group_column}
         plan_hash = hash_plan(
             files=[(file.name, file.num_bytes, file.row_group_rows) for file in dataset.files],
             columns={
                 "id_column": self.columns.id_column,
                 "quality_columns": self.columns.quality_columns,
                 "feature_column": self.columns.feature_column,
+                # what is not given leaves no trace: the hash is that of runs before there were limits
+                **{name: column for name, column in limited_by.items() if column is not None},
             },
             options={
                 "quality_scaling": self.quality_scaling,
@@ -264,34 +300,37 @@ class FeatureDataModule(LightningDataModule):
                 "block_size": self.block_size,
                 "seed": self.seed,
                 "on_bad_row": self.on_bad_row,
+                **({} if forced is None else forced.digests()),
             },
         )
-        reader = BlockReader(dataset, quality_scaling=self.quality_scaling, on_bad_row=self.on_bad_row)
-        return _Contents(dataset, plan, plan_hash, reader)
+        reader = BlockReader(dataset, quality_scaling=self.quality_scaling, on_bad_row=self.on_bad_row, forced=forced)
+        return Contents(dataset, plan, plan_hash, reader)
 
-    def _scan(self, contents: _Contents) -> None:
+    def _scan(self, contents: Contents) -> None:
         """Checks every row, the ranks taking the blocks in turn."""
         rank, world = rank_and_world()
-        found: dict[int, BadRows] = {}
+        found: dict[int, tuple[BadRows, Survey]] = {}
         unchecked = [index for index in contents.schedule if index not in contents.checked]
         with failing_together():
             if len(contents.plan) == 1 and unchecked:
                 # Every rank needs the only block: read it once and keep it.
-                block, found[0] = contents.reader.read(contents.plan[0], 0)
+                block, bad_rows = contents.reader.read(contents.plan[0], 0)
+                found[0] = bad_rows, Survey.of(block.limits)
                 contents.queue.put(block)
             else:
                 num_listed = 0
                 for index in unchecked[rank::world]:
                     found[index] = contents.reader.check(contents.plan[index], index)
                     # No more than all blocks together may list: this is sent to every rank.
-                    del found[index].listed[MAX_LISTED - num_listed :]
-                    num_listed += len(found[index].listed)
+                    listed = found[index][0].listed
+                    del listed[MAX_LISTED - num_listed :]
+                    num_listed += len(listed)
         for part in gather_objects(found):
             found.update(part)
         for index in sorted(found):
-            contents.block_sizes[index] = contents.plan[index].num_rows - found[index].num_rows
-            contents.bad_rows.add(found[index])
-            contents.checked.add(index)
+            contents.note(index, *found[index])
+        if rank == 0 and found and (words := contents.find_lost_ids()):
+            _log.warning("%s", words)
         if contents.bad_rows.num_rows and found and rank == 0:
             first = contents.bad_rows.listed[0]
             _log.warning(
@@ -320,52 +359,17 @@ class FeatureDataModule(LightningDataModule):
         with failing_together():
             block = self._ready.queue.take(index)
         assert block is not None
-        self._warn_of_constant_quality(block)
+        self._warn_of_quality(block)
         return block
 
-    def _warn_of_constant_quality(self, block: Block) -> None:
-        is_first_rank = rank_and_world()[0] == 0
-        if not is_first_rank or self._has_warned or block.num_samples == 1 or not is_constant(block.quality_N.numpy()):
+    def _warn_of_quality(self, block: Block) -> None:
+        if rank_and_world()[0] > 0 or self._has_warned:
             return
-        self._has_warned = True
-        warnings.warn(
-            f"the quality of all {block.num_samples} samples of block {block.index} is "
-            f"{block.quality_N[0].item():.6g}: it cannot tell them apart, only diversity can. (Said once a run.)",
-            ConstantQualityWarning,
-            stacklevel=2,
-        )
-
-
-class _Contents:
-    """What `setup` finds out.
-
-    Attributes:
-        dataset: files and columns.
-        plan: the blocks.
-        plan_hash: see `hash_plan`.
-        reader: reads them.
-        queue: hands them out.
-        block_sizes: rows of each, without those dropped.
-        schedule: blocks that this group of ranks is to solve.
-        checked: blocks whose rows have been read and checked.
-        bad_rows: rows dropped.
-    """
-
-    def __init__(self, dataset: Dataset, plan: list[BlockPlan], plan_hash: str, reader: BlockReader) -> None:
-        self.dataset = dataset
-        self.plan = plan
-        self.plan_hash = plan_hash
-        self.reader = reader
-        self.queue = BlockQueue(lambda index: reader.read(plan[index], index)[0], self._follower)
-        self.schedule: list[int] = []
-        self.checked: set[int] = set()
-        self.block_sizes = [block_plan.num_rows for block_plan in plan]
-        self.bad_rows = BadRows()
-
-    def _follower(self, index: int) -> int | None:
-        """The block that comes after one in the schedule."""
-        position = self.schedule.index(index) + 1
-        return self.schedule[position] if position < len(self.schedule) else None
+        quality_N, scaled_N = block.quality_N.numpy(), block.scaled_quality_N.numpy()
+        warning = quality_warning(quality_N, scaled_N, block=block.index, scaling=self.quality_scaling)
+        if warning is not None:
+            self._has_warned = True
+            warnings.warn(warning, stacklevel=2)
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:  # noqa: ANN401

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
-from datamask_pl.functional import exponential_race, multilinear, plackett_luce
-from datamask_pl.functional.control_variate import linear_gradient_sum
+from datamask_pl.functional import constrained_draws, exponential_race, plackett_luce
+from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.control_variate import dual_direction, linear_gradient_sum
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
@@ -63,19 +64,17 @@ def multilinear_update(
     Raises:
         ObjectiveError: If an expectation or its gradient is not finite; on all ranks.
     """
-    over_slices = ground.stack_over_slices
-    p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected, over_slices=over_slices)
+    p_M = ground.probabilities(logits_M, is_shared=True)
     expectation, term_values = objective.linearize(p_M, ground, scales, when=f"at {step_name}")
     metrics = {
         "objective/f": expectation.value,
-        "policy/undecided": multilinear.undecided_share(p_M, ground.num_selected),
+        "policy/undecided": ground.undecided_share(p_M),
     }
     for term, value, scale in zip(objective.terms, term_values, scales.tolist(), strict=True):
         if term.weight > 0 and scale > 0:
             metrics[f"objective/{term.name}"] = value
     metrics |= {f"objective/{name}": value for name, value in expectation.diagnostics.items()}
-    direction_M = multilinear.ascent_direction(expectation.gradient_N, p_M, over_slices=over_slices)
-    return Update(direction_M, metrics)
+    return Update(ground.ascent_direction(expectation.gradient_N, p_M), metrics)
 
 
 def rollout_update(
@@ -95,9 +94,11 @@ def rollout_update(
 
     With a control variate, the rewards are left without their linear part sum_i g_i m_i, g the gradient of the
     objective's expectation at the inclusion probabilities, and that part's own policy gradient is added from
-    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. What is left to chance
-    is shrunk by the noise that is seen in it, which is most of it where g is good. The scale is divided out in the
-    direction, so that both estimators give the same one.
+    `control_variate.linear_gradient`, which needs no rewards. The sum is unbiased whatever g is. The direction is not
+    that sum: what is left to chance is shrunk by the noise that is seen in it, which is most of it where g is good
+    (a bias towards the linear part), the two are taken to dual coordinates by `control_variate.dual_direction`
+    (another angle, the same zeros), and the scale is divided out, so that both estimators give the same direction.
+    Where samples have costs the linear part is taken to be 0, and within limits the two are simply added.
 
     Args:
         logits_M: float (M,).
@@ -117,9 +118,15 @@ def rollout_update(
     objective.prepare(ground, num_masks=num_rollouts)
     slopes_M: Tensor | None = None
     if control_variate and objective.has_expectation:
-        p_M = exponential_race.inclusion_probabilities(logits_M, ground.num_selected)
+        if ground.constraint is None:
+            p_M = exponential_race.inclusion_probabilities(logits_M, ground.num_selected)
+        else:
+            p_M = ground.probabilities(logits_M)
         slopes_M = objective.linearize(p_M, ground, scales, when=f"at {step_name}")[0].gradient_N
-    group = _Group(logits_M, ground, slopes_M, num_rollouts=num_rollouts, seed_of=seed_of, ranks=ranks)
+        if ground.has_free_size:  # what of a linear reward is drawn depends on costs: there is no such closed form
+            slopes_M = torch.zeros_like(slopes_M)
+    kind: type[_Group] = _Group if ground.constraint is None else _ConstrainedGroup
+    group = kind(logits_M, ground, slopes_M, num_rollouts=num_rollouts, seed_of=seed_of, ranks=ranks)
     values = group.values(objective)
     term_values, linear_R = values[:-1], values[-1]
     objective.check_finite(term_values, when=f"at {step_name}")
@@ -131,14 +138,18 @@ def rollout_update(
     else:
         advantages_R = leave_one_out_advantage(rewards_R - linear_R)
         rest_M, linear_M, squared_noise = group.gradient(advantages_R)
-        direction_M = normalized(linear_M + shrinkage(rest_M, squared_noise) * rest_M)
+        rest_M *= shrinkage(rest_M, squared_noise)
+        if ground.constraint is None:
+            direction_M = normalized(dual_direction(logits_M, linear_M, rest_M, num_selected=ground.num_selected))
+        else:
+            direction_M = normalized(linear_M + rest_M)
 
     best = int(rewards_R.argmax())
-    undecided_p_M = multilinear.inclusion_probabilities(logits_M, ground.num_selected)
+    undecided_p_M = ground.probabilities(logits_M)
     metrics = {
         "objective/f": rewards_R.mean(),
         "objective/f_best": rewards_R[best],
-        "policy/undecided": multilinear.undecided_share(undecided_p_M, ground.num_selected),
+        "policy/undecided": ground.undecided_share(undecided_p_M),
         "policy/advantage_spread": advantages_R.std(correction=0),
         "policy/reward_spread": rewards_R.std(correction=0),
         "policy/groups_without_spread": torch.tensor(float(not has_spread(rewards_R)), dtype=torch.float64),
@@ -172,7 +183,7 @@ class _Group:
         self._logits_M, self._ground, self._slopes_M, self._ranks = logits_M, ground, slopes_M, ranks
         self._num_rollouts, self._seed_of = num_rollouts, seed_of
         chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
-        self._own = [(chunks[index], self._draw(chunks[index])) for index in ranks.share(len(chunks))]
+        self._own: list[Any] = [(chunks[index], self._draw(chunks[index])) for index in ranks.share(len(chunks))]
 
     def _draw(self, rollouts: Tensor) -> plackett_luce.Draws:
         device = self._logits_M.device
@@ -221,3 +232,46 @@ class _Group:
                 )
         score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
         return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
+
+
+class _ConstrainedGroup(_Group):
+    """The same under a constraint: draws are of each group of samples, and what fits."""
+
+    def _draw(self, rollouts: Tensor) -> list[constrained_draws.ConstrainedDraw]:  # type: ignore[override]
+        return [
+            constrained_draws.draw(
+                self._logits_M,
+                self._constraint,
+                generator=torch.Generator(self._logits_M.device).manual_seed(self._seed_of(rollout)),
+            )
+            for rollout in rollouts.tolist()
+        ]
+
+    def _masks(self, draws: list[constrained_draws.ConstrainedDraw]) -> Tensor:  # type: ignore[override]
+        return torch.stack([drawn.mask_N for drawn in draws])
+
+    def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `_Group.gradient`; with costs there is no linear part, and nothing to shrink the rest beside."""
+        # as there, but that with costs any number may be drawn
+        k = self._ground.num_samples
+        bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
+        noise_bound = float(advantages_R.square().sum()) * 2 * k * (1 + k) or 1.0
+        squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
+        sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
+        for chunk, draws in self._own:
+            scores = [constrained_draws.score(self._logits_M, self._constraint, drawn) for drawn in draws]
+            scores_CM = torch.stack(scores)
+            if not self._constraint.has_costs:
+                squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
+            sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
+            if self._slopes_M is not None and not self._constraint.has_costs:
+                sums[1] += constrained_draws.linear_gradient_sum(
+                    self._logits_M, self._constraint, draws, self._slopes_M, num_rollouts=self._num_rollouts
+                )
+        score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
+        return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
+
+    @property
+    def _constraint(self) -> Constraint:
+        assert self._ground.constraint is not None
+        return self._ground.constraint

@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import json
 import logging
+import os
 import subprocess
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -104,6 +106,9 @@ class FitCLI(LightningCLI):
         """Finds the run to continue, if one is named by --run_name or --ckpt_path."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
+        for group in ("data", "model", "mask", "preemption", "checkpoint", "launch", "trainer"):
+            if not isinstance(config[group], Namespace):
+                raise ConfigError(f"{group} must be options by name, such as {{name: value}}, got {config[group]!r}.")
         _check_run_is_local(config)
         self.resume_from: Path | None = None
         if not config.run_name and not config.ckpt_path:
@@ -125,7 +130,7 @@ class FitCLI(LightningCLI):
             return
         runs = Path(options.save_dir) / options.name
         path = find_last_run(runs, options.get("version")) if config.ckpt_path == "last" else Path(config.ckpt_path)
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path's, False for a name that is too long
             run = path.resolve()
         else:
             read_checkpoint(path)

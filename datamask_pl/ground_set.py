@@ -5,6 +5,7 @@ Shapes: N samples, C samples of a slice, D features.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
+from datamask_pl.functional import multilinear
+from datamask_pl.functional.constraint import Constraint
 from datamask_pl.functional.device import move
 from datamask_pl.functional.exact_sum import round_to_grid
+from datamask_pl.functional.rounding import top_k_mask
 
 T = TypeVar("T")
 
@@ -34,13 +38,14 @@ class GroundSet:
     Args:
         features_ND: float16 or float32 (N, D), on `device`, or on the host where they do not fit there.
         quality_N: float32 (N,), scaled quality.
-        num_selected: the budget, in [1, N].
+        num_selected: the budget, in [1, N]; with costs the number of samples that it is expected to pay for.
         inv_norm_N: float32 (N,), factors that give the features unit L2 norm; None if they have it.
         num_slice_rows: rows of a slice, at most.
         ranks: the ranks that share the slices. With more than one, reading methods are collective.
         helpers: the ranks that hold this same ground set, each for itself. What is derived from it may be made
             together, where all of them ask for it at the same time; reading methods stay local.
         device: where everything is computed, and where the other tensors are; that of the features if left out.
+        constraint: which masks of the samples are allowed; None for all of `num_selected` samples.
     """
 
     def __init__(
@@ -54,9 +59,12 @@ class GroundSet:
         ranks: RankGroup | None = None,
         helpers: RankGroup | None = None,
         device: torch.device | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.quality_N = quality_N
         self.num_selected = num_selected
+        self.typical_size = num_selected
+        self.constraint = constraint
         self.num_samples, self.num_features = features_ND.shape
         self.device = device or features_ND.device
         self.ranks = ranks or RankGroup()
@@ -85,6 +93,38 @@ class GroundSet:
             return features_CD
         inv_norm_C1 = self._inv_norm_N[rows, None]
         return features_CD.mul_(inv_norm_C1) if is_copy else features_CD * inv_norm_C1
+
+    @property
+    def has_free_size(self) -> bool:
+        """True if masks of different sizes are allowed, as they are where samples have costs."""
+        return self.constraint is not None and self.constraint.has_costs
+
+    def sized(self, num_selected: int | float | Tensor) -> GroundSet:
+        """The same ground set, with what is derived from it, seen by a mask of this size or expected size."""
+        other = copy.copy(self)
+        other.num_selected = num_selected  # type: ignore[assignment]  # an expected size is no whole number
+        return other
+
+    def top_k(self, scores_N: Tensor) -> Tensor:
+        """The mask of the highest scores that is allowed: bool (N,). Equal scores are taken in row order."""
+        return top_k_mask(scores_N, self.num_selected) if self.constraint is None else self.constraint.fill(scores_N)
+
+    def probabilities(self, logits_N: Tensor, *, is_shared: bool = False) -> Tensor:
+        """Inclusion probabilities that meet the budget on average: float64 (N,). Collective if `is_shared`."""
+        if self.constraint is not None:
+            return self.constraint.probabilities(logits_N)
+        over_slices = self.stack_over_slices if is_shared else multilinear.in_one_slice
+        return multilinear.inclusion_probabilities(logits_N, self.num_selected, over_slices=over_slices)
+
+    def ascent_direction(self, gradient_N: Tensor, p_N: Tensor) -> Tensor:
+        """Direction in which the logits move, for a gradient in the probabilities: float64 (N,). Collective."""
+        if self.constraint is not None:
+            return self.constraint.ascent_direction(gradient_N, p_N)
+        return multilinear.ascent_direction(gradient_N, p_N, over_slices=self.stack_over_slices)
+
+    def undecided_share(self, p_N: Tensor) -> Tensor:
+        """How much of the budget is still undecided, scalar in [0, 1]."""
+        return multilinear.undecided_share(p_N, p_N.sum() if self.has_free_size else self.num_selected)
 
     def own_slices(self) -> Iterator[slice]:
         """This rank's slices, in row order."""

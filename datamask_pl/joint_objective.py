@@ -6,7 +6,7 @@ Shapes: R masks, N samples.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,6 +102,11 @@ class JointObjective:
         """True if every term that counts has an expectation."""
         return not self.without_expectation()
 
+    @property
+    def has_interactions(self) -> bool:
+        """True if every term that counts has interactions."""
+        return all(term.objective.has_interactions for term in self.terms if term.weight > 0)
+
     def without_expectation(self) -> list[str]:
         """Names of the terms that can only be trained by the rollout estimators."""
         return [term.name for term in self.terms if term.weight > 0 and not term.objective.has_expectation]
@@ -126,7 +131,7 @@ class JointObjective:
         """
         rows = []
         for term in self.terms:
-            value_R = term.objective.value(masks_RN, ground)
+            value_R = _value(term.objective, masks_RN, ground)
             if not isinstance(value_R, Tensor) or value_R.shape != masks_RN.shape[:1]:
                 seen = f"shape {tuple(value_R.shape)}" if isinstance(value_R, Tensor) else type(value_R).__name__
                 raise ObjectiveError(
@@ -177,7 +182,7 @@ class JointObjective:
         for index, (term, factor) in enumerate(zip(self.terms, self._factors(scales).tolist(), strict=True)):
             if factor == 0.0:
                 continue
-            part = term.objective.linearize(p_N, ground)
+            part = _linearize(term.objective, p_N, ground)
             if not bool(torch.stack([part.value, *part.gradient_N.aminmax()]).isfinite().all()):
                 raise _not_finite(
                     f"objective {term.name} has an expectation of {part.value.item()} with "
@@ -194,9 +199,41 @@ class JointObjective:
             diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
         return Expectation(value, torch.zeros_like(p_N) if gradient_N is None else gradient_N, diagnostics), term_values
 
+    def interactions(self, rows: Tensor, ground: GroundSet, scales: Tensor) -> Tensor:
+        """See `Objective.interactions`."""
+        total_CC = torch.zeros((), device=rows.device).expand(rows.numel(), rows.numel())
+        for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
+            if factor != 0.0:
+                total_CC = torch.add(total_CC, term.objective.interactions(rows, ground), alpha=factor)
+        return total_CC
+
     def _factors(self, scales: Tensor) -> Tensor:
         weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)
         return torch.where(scales > 0, weights / torch.where(scales > 0, scales, 1.0), 0.0)
+
+
+def _value(objective: Objective, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+    """The values, each mask judged by its own size where sizes are free."""
+    if not ground.has_free_size:
+        return objective.value(masks_RN, ground)
+    value_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=masks_RN.device)
+    sizes = masks_RN.sum(1)
+    for size in sorted(set(sizes.tolist())):
+        is_of_size_R = sizes == size
+        part = objective.value(masks_RN[is_of_size_R], ground.sized(size))
+        if not isinstance(part, Tensor) or part.shape != (int(is_of_size_R.sum()),):
+            return part  # of a shape that the caller refuses
+        value_R[is_of_size_R] = part.detach().to(value_R.device).double()
+    return value_R
+
+
+def _linearize(objective: Objective, p_N: Tensor, ground: GroundSet) -> Expectation:
+    """The expectation; where sizes are free, to first order: divided by the expected size, exact where p is a mask."""
+    if not ground.has_free_size:
+        return objective.linearize(p_N, ground)
+    size = float(p_N.sum())
+    part = objective.linearize(p_N, ground.sized(size))
+    return replace(part, gradient_N=part.gradient_N + objective.size_slope(p_N, part, ground.sized(size)))
 
 
 def _not_finite(message: str) -> ObjectiveError:

@@ -1,7 +1,8 @@
 """The mask on disk: one parquet part a block, and a manifest that says what they belong to.
 
 A part has one row a sample of the block: the id in its exact type, where the sample came from, whether it is kept, its
-logit, inclusion probability and quality. Parts and manifest are written whole or not at all.
+logit, inclusion probability and quality, and its cost and group where it has them. Parts and manifest are written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _PLAIN_TYPES = {
     "logit": pa.float32(),
     "probability": pa.float32(),
     "quality": pa.float32(),
+    "cost": pa.float64(),
+    "group": pa.dictionary(pa.int32(), pa.string()),
 }
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 
@@ -110,7 +113,7 @@ class Manifest:
             manifest._check()
         except DataFileError:
             raise
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataFileError(
@@ -176,13 +179,31 @@ def write_part(
         "probability": pa.array(result.probability_N.numpy().astype(np.float32, copy=False)),
         "quality": pa.array(block.quality_N.cpu().numpy()),
     }
+    if block.limits is not None and block.limits.cost_N is not None:
+        columns["cost"] = pa.array(block.limits.cost_N.numpy())
+    if block.limits is not None and block.limits.group_N is not None:
+        columns["group"] = pa.DictionaryArray.from_arrays(
+            pa.array(block.limits.group_N.numpy(), pa.int32()), pa.array(block.limits.names, pa.string())
+        )
     about = describe_block(result)
+    write_table(folder, block.index, pa.table(columns), plan_hash=plan_hash, settings=settings, about=about)
+    return about
+
+
+def write_table(
+    folder: AnyPath, block: int, table: pa.Table, *, plan_hash: str, settings: dict[str, Any], about: dict[str, Any]
+) -> None:
+    """Writes a part from its columns and what its footer says.
+
+    Raises:
+        DataFileError: If it cannot be written.
+    """
     metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
     text = json.dumps(metadata).encode()
-    table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: text, _SUM_KEY: _sum_of(text)})
-    with atomic_path(folder / part_name(block.index)) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-    return about
+    table = table.replace_schema_metadata({_METADATA_KEY: text, _SUM_KEY: _sum_of(text)})
+    with atomic_path(folder / part_name(block)) as temporary:
+        # no dictionaries: a page's header has no checksum, and that of a dictionary can turn all values into others
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True, use_dictionary=False)
 
 
 def read_part(
@@ -354,6 +375,7 @@ def _check_kinds(content: Any, kinds: dict[str, type]) -> None:  # noqa: ANN401
 
 def describe_block(result: BlockResult) -> dict[str, Any]:
     """What the manifest says of a block: plain types."""
+    limits = {} if not result.budgets else {"budgets": [asdict(group) for group in result.budgets]}
     return {
         "part": part_name(result.block.index),
         "num_samples": result.block.num_samples,
@@ -365,4 +387,5 @@ def describe_block(result: BlockResult) -> dict[str, Any]:
         "scales": result.scales,
         "num_steps": result.num_steps,
         "seconds": round(result.seconds, 3),
+        **limits,
     }

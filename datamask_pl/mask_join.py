@@ -100,9 +100,9 @@ def find_selection(
         reason = selection
     if join == "row":
         raise ConfigError(f"join: row needs the files that the mask was learned from, but {reason}; use join: id.")
-    id_type = plain_type(_id_type(folder))
+    id_type = plain_type(part_id_type(folder))
     for source in sources:
-        _check_id_type(source, id_column, id_type, reason)
+        check_id_type(source, id_column, id_type, reason)
     return _join_by_id(
         folder,
         manifest,
@@ -155,8 +155,8 @@ def _join_by_row(
 def _read_selected_rows(folder: AnyPath, manifest: Manifest) -> _SelectedRows:
     num_samples = np.zeros(len(manifest.files), dtype=np.int64)
     last_row = np.full(len(manifest.files), -1, dtype=np.int64)
-    files, rows, ids = [], [], [pa.array([], plain_type(_id_type(folder)))]
-    for table in _read_parts(folder, manifest, ["id", "source_file", "source_row", "selected"]):
+    files, rows, ids = [], [], [pa.array([], plain_type(part_id_type(folder)))]
+    for table in read_parts(folder, manifest, ["id", "source_file", "source_row", "selected"]):
         file_M, row_M, selected_M = _file_indices(table, manifest.files), _numbers(table["source_row"]), _flags(table)
         num_samples += np.bincount(file_M, minlength=len(num_samples))
         np.maximum.at(last_row, file_M, row_M)
@@ -205,7 +205,7 @@ def _join_by_id(
     missing, repeated = _Faults(sources, ends), _Faults(sources, ends)
     keeps: list[NDArray[np.bool_]] = []
     start = 0
-    for ids, position_B in _look_up(sources, id_column, id_U):
+    for ids, position_B in look_up(sources, id_column, id_U):
         is_known_B = position_B >= 0
         known_K = position_B[is_known_B]
         keep_B = np.zeros(len(position_B), dtype=bool)
@@ -268,7 +268,7 @@ def _read_ids(
         BadRowError: If they must be unique and are not.
     """
     chunks, flags = [], []
-    for table in _read_parts(folder, manifest, ["id", "selected"]):
+    for table in read_parts(folder, manifest, ["id", "selected"]):
         selected_M = _flags(table)
         if only_selected:
             table, selected_M = table.filter(pa.array(selected_M)), selected_M[selected_M]
@@ -292,7 +292,7 @@ def _read_ids(
     return id_U, selected_U
 
 
-def _look_up(
+def look_up(
     sources: Sequence[SourceFile], id_column: str, id_U: pa.Array
 ) -> Iterator[tuple[pa.Array, NDArray[np.int64]]]:
     """The ids of all files, and for each its position in `id_U`, -1 if it is not there."""
@@ -312,7 +312,8 @@ def _is_first(code_B: NDArray[np.int64]) -> NDArray[np.bool_]:
     return is_first_B
 
 
-def _check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, reason: str | None) -> None:
+def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, reason: str | None) -> None:
+    """Raises a SchemaError if a file has no ids of the mask's type; `reason` is why they are joined by id."""
     why = f" (joined by id, for {reason})" if reason else ""
     if source.id_type is None:
         raise SchemaError(f"{source.location.name} has no column {id_column!r}{why}; set id_column to that of the ids.")
@@ -323,7 +324,8 @@ def _check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, re
         )
 
 
-def _id_type(folder: AnyPath) -> pa.DataType:
+def part_id_type(folder: AnyPath) -> pa.DataType:
+    """Type of the ids of a mask."""
     with open_parquet(_part(folder, 0)) as parquet:
         schema = parquet.schema_arrow
     if schema.names.count("id") != 1:
@@ -335,9 +337,9 @@ def _part(folder: AnyPath, block: int) -> Location:
     return Location.of(folder / part_name(block))
 
 
-def _read_parts(folder: AnyPath, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
+def read_parts(folder: AnyPath, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
     """The parts of a mask, one at a time; `id` is among the columns."""
-    id_type = _id_type(folder)
+    id_type = part_id_type(folder)
     for block in range(manifest.num_blocks):
         table = read_columns(folder, block, manifest, columns)
         if plain_type(table["id"].type) != plain_type(id_type):

@@ -5,7 +5,6 @@ Shapes: N samples of the block, M samples of a step.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, Literal, cast, get_args
 
@@ -14,18 +13,17 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from datamask_pl.block_ground import check_budgets, make_ground, part_of
 from datamask_pl.block_solution import calibrate, solve
 from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
-from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_step_budget
+from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_schedule
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
 from datamask_pl.errors import CheckpointError, ConfigError
 from datamask_pl.estimation import Update, multilinear_update, rollout_update
-from datamask_pl.functional.budget import budget
-from datamask_pl.functional.device import fits, move
-from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.budget import BudgetRule
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective, WeightedObjective
@@ -35,12 +33,6 @@ from datamask_pl.policy import Initialization, LogitAscent, MaskPolicy
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# num_steps, max_lr, min_lr where they are left out
-DEFAULT_SCHEDULE = {
-    "multilinear": (20, 2.0, 0.2),
-    "rollouts": (1000, 10.0, 1.0),
-    "rollouts with control variate": (300, 2.0, 0.2),
-}
 # Third integers of seeds, beside the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
@@ -49,10 +41,14 @@ class MaskLearner(LightningModule):
     """Learns which samples of each block to keep.
 
     Maximises quality_weight * quality + (1 - quality_weight) * diversity over the subsets of
-    round(select_ratio * n) samples of every block, by gradient ascent on one logit a sample.
+    round(select_ratio * n) samples of every block, by gradient ascent on one logit a sample. With data.cost_column over
+    the subsets that cost at most select_ratio of the block's cost.
 
     Args:
         select_ratio: share of each block to keep, above 0 and at most 1.
+        group_budget: with data.group_column, how the budget is divided. `proportional` keeps select_ratio of every
+            group; ratios by name, such as {code: 0.3, web: 0.05}, from 0 to 1, keep another share of the groups that
+            they name; `free` counts what is kept of each group and does not limit it.
         quality_weight: from 0, diversity alone, to 1, quality alone.
         diversity: `facility_location` (every sample of the block has a similar one in the mask), `pairwise` (the mask's
             samples are not similar to each other), `disf` (no direction of the features dominates), an objective of
@@ -63,12 +59,15 @@ class MaskLearner(LightningModule):
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
         num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
         control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
-            linear part exactly, leave the rest alone to chance, shrink it by its noise, and divide the sum by its root
-            mean square; the two rollout estimators are then one. False for the paper's, or the plain unbiased one. Not
-            used by `multilinear`, nor where a term has no expectation.
-        num_steps: steps a block; 20 for `multilinear`, 300 with a control variate, 1000 otherwise.
-        max_lr: learning rate of a block's first step; 2 for `multilinear` and with a control variate, 10 otherwise.
-        min_lr: learning rate of its last step, linear between; a tenth of these by default.
+            linear part exactly and step along it in dual coordinates, as `multilinear` does, leave the rest alone to
+            chance, shrink it by its noise, and divide the sum by its root mean square; the two rollout estimators are
+            then one. False for the paper's, or the plain unbiased one. Not used by `multilinear`, nor where a term has
+            no expectation; with data.cost_column nothing but divided.
+        num_steps: steps a block; 300 for the estimators that draw masks with a control variate, 1000 without. For
+            `multilinear` 20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF.
+        max_lr: learning rate of a block's first step; 4 for `multilinear`, 2 with a control variate, 10 otherwise.
+        min_lr: learning rate of its last step, linear between; 1.5 for `multilinear`, 0.2 with a control variate, 1
+            otherwise, or max_lr if less.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
@@ -84,6 +83,7 @@ class MaskLearner(LightningModule):
         self,
         *,
         select_ratio: float = 0.1,
+        group_budget: Literal["proportional", "free"] | dict[str, float] = "proportional",
         quality_weight: float = 0.5,
         diversity: Literal["facility_location", "pairwise", "disf"]
         | Objective
@@ -104,28 +104,27 @@ class MaskLearner(LightningModule):
         self.automatic_optimization = False
         check_choice("estimator", estimator, get_args(Estimator))
         check_choice("init", init, get_args(Initialization))
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
-        is_controlled = control_variate and self.objective.has_expectation
-        rollouts = "rollouts with control variate" if is_controlled else "rollouts"
-        defaults = DEFAULT_SCHEDULE["multilinear" if estimator == "multilinear" else rollouts]
-        self.select_ratio = select_ratio
+        self.rule = BudgetRule(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
         self.num_rollouts = num_rollouts
         self.control_variate = control_variate
-        self.num_steps = defaults[0] if num_steps is None else num_steps
-        self.max_lr = defaults[1] if max_lr is None else max_lr
-        self.min_lr = defaults[2] if min_lr is None else min_lr
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        self.is_controlled = control_variate and self.objective.has_expectation
+        defaults = default_schedule(
+            estimator,
+            is_polish_quick=polish and self.objective.has_interactions,
+            has_control_variate=self.is_controlled,
+        )
+        self.num_steps = defaults.num_steps if num_steps is None else num_steps
+        self.max_lr = defaults.max_lr if max_lr is None else max_lr
+        self.min_lr = min(defaults.min_lr, max(self.max_lr, 0.0)) if min_lr is None else min_lr
         self.init: Initialization = init
         self.patience = patience
         self.min_churn = min_churn
         self.polish = polish
-        budget(select_ratio, 2**62)  # the range; whether it keeps anything depends on the blocks
-        check(self.num_steps >= 1, "num_steps must be at least 1", self.num_steps)
         check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
-        check(self.min_lr >= 0, "min_lr must not be negative", self.min_lr)
-        check(math.isfinite(self.max_lr), "max_lr must be finite", self.max_lr)
-        check(self.max_lr >= self.min_lr, f"max_lr must be at least min_lr ({self.min_lr})", self.max_lr)
+        check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
         check(patience is None or patience >= 1, "patience must be at least 1", patience)
         check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
         if estimator == "multilinear" and not self.objective.has_expectation:
@@ -162,18 +161,16 @@ class MaskLearner(LightningModule):
         """Checks every block's budget, and makes room for the logits of the longest.
 
         Raises:
-            BudgetError: If the ratio keeps nothing of a block.
-            ConfigError: If the trainer has no data module, or would compute in half precision.
+            BudgetError: If the ratio keeps nothing of a block, or its budget cannot be met.
+            ConfigError: If the trainer has no data module, or would compute in half precision, or groups are named that
+                are not there.
         """
         source = self._source
         source.prepare()
         sizes = source.block_sizes
         with failing_together():
             check_precision(self.trainer.precision)
-            for num_samples in sizes:
-                budget(self.select_ratio, num_samples)
-                if not self.is_whole_block:
-                    check_step_budget(self.select_ratio, source.partial, num_samples)
+            check_budgets(self.rule, source, is_whole_block=self.is_whole_block)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
         self.policy = MaskPolicy(max(sizes, default=1))
         self.ranks = RankGroup.world()
@@ -311,24 +308,14 @@ class MaskLearner(LightningModule):
     def _begin_block(self, batch: PartialBatch) -> BlockState:
         started_s = time.perf_counter()
         block, device = batch.block, self.device
-        num_selected = budget(self.select_ratio, block.num_samples)
-        is_resident = fits(block.features_ND.numel() * block.features_ND.element_size(), device)
-        ground = GroundSet(
-            features_ND=move(block.features_ND, device) if is_resident else block.features_ND,
-            quality_N=move(block.scaled_quality_N, device),
-            num_selected=num_selected,
-            inv_norm_N=move(block.inv_norm_N, device),
-            num_slice_rows=batch.num_slice_rows,
-            ranks=self.ranks,
-            device=device,
-        )
+        ground = make_ground(block, self.rule, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
         restored, self._restored = self._restored, None
         if restored is None:
-            self.policy.reset(ground.quality_N, num_selected, init=self.init, is_independent=self.is_whole_block)
+            self.policy.reset(ground.quality_N, ground.num_selected, init=self.init, is_independent=self.is_whole_block)
         else:
             self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(device)
         scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
-        mask_N = top_k_mask(self.policy.logits.detach()[: block.num_samples], num_selected)
+        mask_N = ground.top_k(self.policy.logits.detach()[: block.num_samples])
         state = BlockState(block, ground, scales.to(device), mask_N, started_s=started_s)
         if restored is not None:
             state.restore(restored)
@@ -346,12 +333,7 @@ class MaskLearner(LightningModule):
     def _part_of(self, ground: GroundSet, batch: PartialBatch) -> GroundSet:
         """The batch's rows as a ground set of their own, evaluated by each rank for itself."""
         assert batch.rows_M is not None
-        return GroundSet(
-            features_ND=ground.features(batch.rows_M),
-            quality_N=ground.quality_N[batch.rows_M],
-            num_selected=budget(self.select_ratio, batch.rows_M.numel()),
-            helpers=self.ranks,
-        )
+        return part_of(ground, batch.rows_M, self.rule, helpers=self.ranks)
 
     def _update(self, batch: PartialBatch, state: BlockState) -> Update:
         block, step = batch.block.index, batch.step
@@ -389,7 +371,7 @@ class MaskLearner(LightningModule):
     def _log_step(self, rate: float, *, step: int) -> None:
         self.latest = {**self.metrics.compute(), "policy/lr": rate}
         self.metrics.reset()
-        if self.latest.get("policy/groups_without_spread"):
+        if self.latest.get("policy/groups_without_spread") and not self.is_controlled:
             rank_zero_warn(
                 "all rollouts of a step had the same reward, and gave no gradient: the policy has settled on one mask, "
                 "or the objective is constant on this data. policy/groups_without_spread in the log counts such steps."
@@ -401,9 +383,12 @@ class MaskLearner(LightningModule):
 
     def settings(self) -> dict[str, Any]:
         """What decides the mask of given data, by the name of its option."""
-        names = ["select_ratio", "estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish"]
+        names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish"]
         names += ["patience", "min_churn"]
-        settings: dict[str, Any] = {f"model.{name}": getattr(self, name) for name in names}
+        settings: dict[str, Any] = {"model.select_ratio": self.rule.select_ratio}
+        settings |= {f"model.{name}": getattr(self, name) for name in names}
+        if self._source.has_groups:
+            settings["model.group_budget"] = self.rule.group_budget
         if not self.is_whole_block:
             settings["model.num_rollouts"] = self.num_rollouts
             settings["model.control_variate"] = self.control_variate

@@ -1,17 +1,12 @@
-"""Objectives: how good is a set? One class a term, configurable from YAML by name or class path.
-
-A custom objective needs `value` alone, and is trained by the rollout estimators. One that also gives `expectation`,
-differentiable, can be trained by `multilinear`.
+"""The terms of the objective, one class each, configurable from YAML by name or class path.
 
 Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V samples whose lists a rank holds.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +18,18 @@ from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
+from datamask_pl.objective import ClosedFormObjective, Expectation, Objective
+
+__all__ = [
+    "ClosedFormObjective",
+    "DiSF",
+    "DiversityName",
+    "Expectation",
+    "FacilityLocation",
+    "Objective",
+    "PairwiseSimilarity",
+    "Quality",
+]
 
 DiversityName = Literal["facility_location", "pairwise", "disf"]
 
@@ -32,100 +39,12 @@ MIN_NEIGHBORS, MAX_NEIGHBORS = 16, 512
 MAX_GRAM_SAMPLES = 4096
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """The multilinear extension of an objective at a point.
-
-    Attributes:
-        value: float64 scalar, E f(S) where every sample is kept independently with its probability.
-        gradient_N: float64 (N,), its derivative in each probability: the expected marginal gain of the sample.
-        diagnostics: float64 scalars by name, for the log.
-    """
-
-    value: Tensor
-    gradient_N: Tensor
-    diagnostics: dict[str, Tensor] = field(default_factory=dict)
-
-
-class Objective(ABC):
-    """A set function that is maximised. Subclass it and implement `value`; `expectation` is optional."""
-
-    @abstractmethod
-    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
-        """How good each mask is.
-
-        Args:
-            masks_RN: bool (R, N), each with `ground.num_selected` samples kept.
-            ground: the samples; `ground.features(rows)` are unit rows, `ground.quality_N` is scaled quality.
-
-        Returns:
-            float (R,), finite, higher is better.
-        """
-
-    def prepare(self, ground: GroundSet, *, num_masks: int) -> None:  # noqa: B027  # optional
-        """Told on every rank before `value` is asked for `num_masks` masks, over all its calls and all ranks.
-
-        Here is the time to build what pays for so many; deciding it by the masks of one call would make values depend
-        on how the masks are shared out. Does nothing by default.
-        """
-
-    def expectation(self, p_N: Tensor, ground: GroundSet) -> Tensor:
-        """E value(S) where sample i is kept independently with probability p_i; equals `value` where p is a mask.
-
-        Args:
-            p_N: float64 (N,), inclusion probabilities that add up to `ground.num_selected`.
-            ground: the samples.
-
-        Returns:
-            float scalar, differentiable in p_N.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no expectation")
-
-    @property
-    def has_expectation(self) -> bool:
-        """True if the class gives `expectation` or `linearize`."""
-        kind = type(self)
-        return kind.expectation is not Objective.expectation or kind.linearize is not Objective.linearize
-
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """Value and gradient of `expectation`. Overridden where there is a closed form."""
-        with torch.enable_grad():
-            leaf_N = p_N.detach().double().requires_grad_()
-            value = self.expectation(leaf_N, ground)
-            (gradient_N,) = torch.autograd.grad(value, leaf_N)
-        return Expectation(value.detach().double(), gradient_N.double())
-
-
-class _FromLinearization(torch.autograd.Function):
-    """Makes a closed-form value and gradient differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, p_N: Tensor, objective: ClosedFormObjective, ground: GroundSet) -> Tensor:  # noqa: ANN401
-        result = objective.linearize(p_N.detach().double(), ground)
-        ctx.save_for_backward(result.gradient_N)
-        return result.value
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        (gradient_N,) = ctx.saved_tensors
-        return grad_outputs[0] * gradient_N, None, None
-
-
-class ClosedFormObjective(Objective):
-    """An objective whose expectation and gradient are known in closed form, shared among the ranks of a ground set."""
-
-    @abstractmethod
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """Value and gradient of the multilinear extension. Collective over `ground.ranks`."""
-
-    def expectation(self, p_N: Tensor, ground: GroundSet) -> Tensor:
-        """See `Objective.expectation`."""
-        value: Tensor = _FromLinearization.apply(p_N, self, ground)  # type: ignore[no-untyped-call]
-        return value
-
-
 class Quality(ClosedFormObjective):
     """Mean scaled quality of the set. Exact in every estimator."""
+
+    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.interactions`."""
+        return torch.zeros((), device=rows.device).expand(rows.numel(), rows.numel())
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
@@ -133,8 +52,17 @@ class Quality(ClosedFormObjective):
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
-        gradient_N = ground.cached("quality_gradient", lambda: ground.quality_N.double() / ground.num_selected)
+
+        def build() -> Tensor:
+            return ground.quality_N.double() / ground.num_selected
+
+        # where sizes are free, num_selected is of this p alone
+        gradient_N = build() if ground.has_free_size else ground.cached("quality_gradient", build)
         return Expectation(p_N @ gradient_N, gradient_N)
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        return -found.value / ground.num_selected
 
 
 class PairwiseSimilarity(ClosedFormObjective):
@@ -159,6 +87,14 @@ class PairwiseSimilarity(ClosedFormObjective):
         )
         squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
+
+    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.interactions`."""
+        return pairwise.pairwise_interactions(ground.features(rows), num_selected=ground.num_selected)
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        return -found.value * pairwise.relative_pairs_slope(ground.num_selected)
 
     @staticmethod
     def _squared_norm(ground: GroundSet) -> Tensor:
@@ -195,6 +131,15 @@ class DiSF(ClosedFormObjective):
         """See `ClosedFormObjective.linearize`."""
         return self._linearize_standardized(p_N, ground) if self.standardize else self._linearize_plain(p_N, ground)
 
+    @property
+    def has_interactions(self) -> bool:
+        """See `Objective.has_interactions`."""
+        return not self.standardize
+
+    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.interactions`."""
+        return disf.disf_interactions(ground.centered(rows), num_selected=ground.num_selected)
+
     def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected
         moment_DD = self._moment(p_N, ground)
@@ -219,6 +164,17 @@ class DiSF(ClosedFormObjective):
             return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
 
         return Expectation(value.detach(), ground.map_over_slices(marginal_gains))
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        if not self.standardize:
+            return -2.0 * found.value / ground.num_selected
+        sum_D, moment_DD = self._sum(p_N, ground), self._moment(p_N, ground, dtype=torch.float64)
+        with torch.enable_grad():
+            size = torch.tensor(float(ground.num_selected), dtype=torch.float64, device=p_N.device, requires_grad=True)
+            value = disf.standardized_value(sum_D, moment_DD, num_selected=size)  # type: ignore[arg-type]
+            (slope,) = torch.autograd.grad(value, size)
+        return slope
 
     @classmethod
     def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
@@ -351,7 +307,7 @@ class FacilityLocation(ClosedFormObjective):
 
     def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
         wanted = self.num_neighbors or min(
-            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.num_selected))
+            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.typical_size))
         )
         return "neighbors", min(wanted, ground.num_samples), self.neighbors, self.recall
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
+from datamask_pl.budget_table import describe_budgets
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import BlockSource
@@ -123,6 +124,9 @@ class RunSummary(Callback):
         print(f"watch   tensorboard --logdir {folder}")
         if num_done == num_blocks:
             print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
+        if num_done == num_blocks and export.folder == folder / "mask":
+            shown = shlex.quote(str(folder))
+            print(f"show    python cli.py compare --run {shown} && python cli.py report --run {shown}")
 
 
 def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # noqa: ANN401
@@ -165,7 +169,7 @@ def describe_run(manifest: Manifest) -> str:
     for key, label in COMPARED.items():
         values = run.values[key]
         lines.append(_row([label, f"{values.f:.6g}", *(f"{values.terms[name]:.6g}" for name in names)]))
-    return "\n".join(lines)
+    return "\n".join([*lines, *describe_budgets(list(manifest.blocks.values()))])
 
 
 def _row(cells: list[str]) -> str:

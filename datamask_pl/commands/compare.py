@@ -24,13 +24,14 @@ from datamask_pl.commands.finished_run import FinishedRun, find_mask, ground_set
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence import measures
 from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competitors, quality_weight_of
+from datamask_pl.evidence.relearned import relearn
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
 COMPARISON_CSV, COMPARISON_JSON = "comparison.csv", "comparison.json"
 COMPARISON_FORMAT = 1
-MASK = "mask"
+MASK, RELEARNED = "mask", "relearned"
 # Relative difference of f here to the manifest's from which on the data are taken to have changed.
 _F_TOLERANCE = 1e-3
 TABLE = {
@@ -52,7 +53,7 @@ class Row:
 
     Attributes:
         block: index of the block.
-        name: `mask`, or that of a competitor.
+        name: `mask`; `relearned`, for a part of a block; or that of a competitor.
         f: the run's objective, with its weights and scales.
         quality: mean scaled quality.
         facility_location: see `evidence.measures`, as are the next two; higher is better in each.
@@ -83,7 +84,7 @@ def compare(
     output: str | None = None,
     blocks: int | list[int] | None = None,
     competitors: list[str] | None = None,
-    max_samples: int = 20_000,
+    max_samples: int = 25_000,
     near_duplicate: float = 0.95,
     seed: int = 0,
 ) -> None:
@@ -101,7 +102,8 @@ def compare(
         competitors: which, as [random, semdedup]: random, top_quality, greedy_facility_location, greedy_pairwise,
             greedy_disf, disf_batches, disf_published, leverage_score, semdedup, semdedup_quality; all but disf_batches
             and disf_published if left out.
-        max_samples: of a larger block, so many random samples are compared, all masks restricted to them.
+        max_samples: of a larger block, so many random samples are compared: the mask restricted to them, and relearned
+            for them. Greedy needs the square of this number of floats: 2.5 GB for 25,000.
         near_duplicate: cosine above which two samples are near-duplicates.
         seed: of the random samples and of what is random in the competitors.
 
@@ -175,12 +177,15 @@ def _compare_block(
     about = run.manifest.blocks[index]
     ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
     features_ND = ground.features(slice(None))
+    scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
     masks, seconds = {MASK: mask_N}, {MASK: float(about["seconds"])}
+    if ground.num_samples < about["num_samples"] and _can_relearn(run):
+        masks[RELEARNED], seconds[RELEARNED] = _timed(lambda: _relearn(run, ground, scales))
     scale_of = cache(partial(_scale, run, ground, about["scales"], seed=derive_seed(seed, index, 1)))
     for name in names:
         quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
-        started_s = time.perf_counter()
-        masks[name] = baseline_mask(
+        choose = partial(
+            baseline_mask,
             name,
             features_ND,
             ground.quality_N,
@@ -188,9 +193,8 @@ def _compare_block(
             quality_weight=quality_weight,
             seed=derive_seed(seed, index, 2),
         )
-        seconds[name] = time.perf_counter() - started_s
+        masks[name], seconds[name] = _timed(choose)
         advance(1)
-    scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
     values = value_of(torch.stack(list(masks.values())), objective=run.objective, ground=ground, scales=scales)
     rows = [
         _measure(index, name, masks, ground, f=value.f, seconds=seconds[name], cosine=cosine)
@@ -202,8 +206,37 @@ def _compare_block(
             f"f of the mask is {rows[0].f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or "
             "qualities in the files have changed since the run, or the objective has."
         )
+    if run.limits:
+        notes.append(
+            f"the mask keeps to {', '.join(run.limits)}; the others keep as many samples, whatever these say: they "
+            "have more to choose from."
+        )
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
     return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
+
+
+def _timed(choose: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    started_s = time.perf_counter()
+    mask_N = choose()
+    return mask_N, time.perf_counter() - started_s
+
+
+def _can_relearn(run: FinishedRun) -> bool:
+    return run.learner.is_whole_block and not run.limits
+
+
+def _relearn(run: FinishedRun, ground: GroundSet, scales: Tensor) -> Tensor:
+    learner = run.learner
+    return relearn(
+        ground,
+        objective=run.objective,
+        scales=scales,
+        num_steps=learner.num_steps,
+        max_lr=learner.max_lr,
+        min_lr=learner.min_lr,
+        init=learner.init,
+        is_polished=learner.polish,
+    )
 
 
 def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:
@@ -219,9 +252,13 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
             f"max_samples: the mask keeps none of {max_samples:,} random samples of block {index}; raise it."
         )
     note = (
-        f"{max_samples:,} random samples of {block.num_samples:,}: the mask, learned for all of them, is restricted to "
-        "these, for which the others choose; that favours the others. max_samples sets how many."
+        f"{max_samples:,} random samples of {block.num_samples:,}, see max_samples. The mask was learned for all of "
+        "them and is restricted to these, for which the others choose: its f here is lower than it could be. "
     )
+    if _can_relearn(run):
+        note += f"{RELEARNED} is what the run's method learns for these samples: compare that with the others."
+    else:
+        note += "Only whole blocks are fair."
     return ground_set(block, int(mask_M.sum()), rows_M), mask_M, [note]
 
 
@@ -247,7 +284,7 @@ def _scale(run: FinishedRun, ground: GroundSet, scales: dict[str, float], name: 
     """What the run divides a term by; of a kind of diversity that it does not have, measured as the run does."""
     if name in scales:
         return scales[name]
-    if not run.is_calibrated:
+    if not run.learner.calibrate:
         return 1.0
     return float(calibrate(JointObjective(quality_weight=0.0, diversity=name), ground, seed=seed)[1])
 

@@ -25,6 +25,8 @@ from datamask_pl.joint_objective import JointObjective
 from datamask_pl.mask_file import MANIFEST_NAME, Manifest, list_parts, part_name, read_part
 from datamask_pl.module import MaskLearner
 
+_LIMITS = ("cost_column", "group_column", "keep_ids", "drop_ids")
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -35,18 +37,36 @@ class FinishedRun:
         mask: folder of the parts.
         manifest: of the mask; its blocks are those that are finished.
         data: the files, which are those that the mask was learned from.
-        objective: what was maximised.
+        learner: with the options of the run; it has learned nothing.
         quality_weight: as the run was told.
-        is_calibrated: whether terms are divided by their spread.
     """
 
     folder: Path
     mask: Path
     manifest: Manifest
     data: FeatureDataModule
-    objective: JointObjective
+    learner: MaskLearner
     quality_weight: float
-    is_calibrated: bool
+
+    @property
+    def objective(self) -> JointObjective:
+        """What was maximised."""
+        return self.learner.objective
+
+    @property
+    def limits(self) -> list[str]:
+        """Options by which the budget went, beside the number of samples."""
+        return limits_of(self.manifest.config or {})
+
+
+def limits_of(config: dict[str, Any]) -> list[str]:
+    """Options of a run by which its budget went, beside the number of samples.
+
+    Example:
+        >>> limits_of({"data": {"path": "shards", "cost_column": "tokens", "group_column": None}})
+        ['data.cost_column']
+    """
+    return [f"data.{name}" for name in _LIMITS if config.get("data", {}).get(name)]
 
 
 def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Path, Path]:
@@ -117,9 +137,8 @@ def open_run(mask: Path, folder: Path, *, source: str | list[str] | None) -> Fin
         mask=mask,
         manifest=manifest,
         data=data,
-        objective=learner.objective,
+        learner=learner,
         quality_weight=float(config["model"]["quality_weight"]),
-        is_calibrated=learner.calibrate,
     )
 
 

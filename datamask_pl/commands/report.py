@@ -18,7 +18,6 @@ from datamask_pl.commands.compare import (
     COMPARISON_FORMAT,
     COMPARISON_JSON,
     HIGHER_IS_BETTER,
-    MASK,
     TABLE,
     Row,
     describe_legend,
@@ -269,9 +268,10 @@ def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any]:
     mask, random, top = (summary.values[key] for key in COMPARED)
     names = [term.name for term in run.objective.terms]
     weights = " + ".join(
-        f"{term.weight:g} {term.name}" + (" / its spread" if run.is_calibrated else "") for term in run.objective.terms
+        f"{term.weight:g} {term.name}" + (" / its spread" if run.learner.calibrate else "")
+        for term in run.objective.terms
     )
-    spread = " The spread is the standard deviation over random masks." if run.is_calibrated else ""
+    spread = " The spread is the standard deviation over random masks." if run.learner.calibrate else ""
     return {
         "sentence": f"f = {weights}, higher is better: {mask.f:.5g} for the mask, {mask.f - random.f:+.4g} against "
         f"a random one of the same size and {mask.f - top.f:+.4g} against the one of highest quality.{spread}"
@@ -313,7 +313,7 @@ def _cells(rows: list[Row]) -> list[dict[str, Any]]:
             {"text": text, "is_best": best.get(name) == getattr(row, name)}
             for name, text in zip(TABLE, format_row(row), strict=True)
         ]
-        shown.append({"name": row.name if row.name == MASK else row.name.replace("_", " "), "cells": cells})
+        shown.append({"name": row.name.replace("_", " "), "cells": cells})
     return shown
 
 

@@ -114,7 +114,7 @@ def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
             parquet = pq.ParquetFile(
                 source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
             )
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise DataFileError(_diagnose(location, str(error))) from error
         with parquet:
             yield parquet
@@ -188,5 +188,5 @@ def _naming(name: str, verb: str, *, is_remote: bool) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise DataFileError(f"{name} does not exist.") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a damaged name
         raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error

@@ -14,6 +14,8 @@ import torch
 
 from datamask_pl.data.blocks import BlockPlan, Segment
 from datamask_pl.data.files import open_parquet
+from datamask_pl.data.forced_ids import ForcedIds
+from datamask_pl.data.limits import LimitsBuilder, Survey
 from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
 from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import DataFile, Dataset
@@ -36,13 +38,22 @@ class BlockReader:
         dataset: files and columns.
         quality_scaling: how quality is scaled within a block.
         on_bad_row: `error` raises at the first bad row, `drop` leaves bad rows out.
+        forced: ids that are kept or left out in any case, if any are.
 
     Raises:
         SchemaError: If the feature column has no row from which the number of features could be learned.
     """
 
-    def __init__(self, dataset: Dataset, *, quality_scaling: QualityScaling, on_bad_row: OnBadRow) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        quality_scaling: QualityScaling,
+        on_bad_row: OnBadRow,
+        forced: ForcedIds | None = None,
+    ) -> None:
         self.dataset = dataset
+        self.forced = forced
         self.quality_scaling: QualityScaling = quality_scaling
         self.on_bad_row = on_bad_row
         self.num_features = dataset.feature_type.list_size or _find_num_features(dataset)
@@ -62,15 +73,16 @@ class BlockReader:
         Raises:
             BadRowError: If a row is bad and on_bad_row is `error`, an id is null, or no row of the block is left.
             DataFileError: If a file cannot be read, or is no longer what its footer said.
-            ConfigError: If the ids of the block are more than arrow can hold in one array.
+            ConfigError: If the block does not fit into memory, or its ids not into one array of arrow.
         """
         num_rows = plan.num_rows
-        features_ND = torch.empty((num_rows, self.num_features), dtype=self._dtype)
+        features_ND = self._make_room(num_rows)
         inv_norm_N, quality_N = np.empty((2, num_rows), dtype=np.float32)
         source_file_N = np.empty(num_rows, dtype=np.int32)
         source_row_N = np.empty(num_rows, dtype=np.int64)
         features_numpy_ND = features_ND.numpy()
         id_chunks: list[pa.Array] = []
+        limits = LimitsBuilder(self.forced)
         bad_rows = BadRows()
         stop = 0
         for file_index, chunk, bad in self._stream(plan):
@@ -81,6 +93,7 @@ class BlockReader:
             source_file_N[start:stop] = file_index
             source_row_N[start:stop] = chunk.source_row_K
             id_chunks.append(chunk.ids)
+            limits.add(chunk.cost_K, chunk.group_K)
             bad_rows.add(bad)
         self._check_any_left(stop, bad_rows, index)
         block = Block(
@@ -93,24 +106,30 @@ class BlockReader:
             source_file_N=torch.from_numpy(source_file_N[:stop]),
             source_row_N=torch.from_numpy(source_row_N[:stop]),
             num_dropped=bad_rows.num_rows,
+            limits=limits.build(id_chunks),
         )
         pa.default_memory_pool().release_unused()
         give_back_memory()
         return block, bad_rows
 
-    def check(self, plan: BlockPlan, index: int) -> BadRows:
+    def check(self, plan: BlockPlan, index: int) -> tuple[BadRows, Survey]:
         """Reads a block without keeping it, and raises what `read` would.
 
         Returns:
-            The rows that `read` would leave out.
+            The rows that `read` would leave out, and what the others add up to.
         """
         num_kept = 0
         bad_rows = BadRows()
+        limits = LimitsBuilder(self.forced)
+        id_chunks: list[pa.Array] = []
         for _, chunk, bad in self._stream(plan):
             num_kept += len(chunk.ids)
             bad_rows.add(bad)
+            limits.add(chunk.cost_K, chunk.group_K)
+            if self.forced is not None or chunk.cost_K is not None or chunk.group_K is not None:
+                id_chunks.append(chunk.ids)
         self._check_any_left(num_kept, bad_rows, index)
-        return bad_rows
+        return bad_rows, Survey.of(limits.build(id_chunks))
 
     def _stream(self, plan: BlockPlan) -> Iterator[tuple[int, Chunk, BadRows]]:
         """Yields file index, rows and left out rows, chunk by chunk in the order of the plan."""
@@ -159,6 +178,17 @@ class BlockReader:
                         f"{file.name}: row group {segment.row_group} ends after {row} rows, its footer says "
                         f"{file.row_group_rows[segment.row_group]}; write the file again."
                     )
+
+    def _make_room(self, num_rows: int) -> torch.Tensor:
+        """Memory for the features of a block."""
+        try:
+            return torch.empty((num_rows, self.num_features), dtype=self._dtype)
+        except (RuntimeError, MemoryError) as error:
+            num_bytes = num_rows * self.num_features * self._dtype.itemsize
+            raise ConfigError(
+                f"a block of {num_rows} rows of {self.num_features} features takes {num_bytes / 1e9:.3g} GB, which is "
+                "more than there is; lower data.block_size."
+            ) from error
 
     def _check_any_left(self, num_kept: int, bad_rows: BadRows, index: int) -> None:
         if num_kept == 0:

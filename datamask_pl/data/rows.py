@@ -5,6 +5,7 @@ Shape suffixes: M rows of a chunk, K rows of it that are kept, D features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,10 @@ from datamask_pl.errors import BadRowError
 # Outside this range 1 / norm leaves the normal float32 numbers, and a GPU may take it for 0 or infinity.
 MIN_NORM, MAX_NORM = 1e-37, 1e37
 MAX_LISTED = 1000
+# A million costs of the range add up to a finite number, and none is lost in the sum of its like.
+MIN_COST, MAX_COST = 1e-30, 1e30
+# Told which rows break a rule, and how to word what was seen in one of them.
+Note = Callable[[NDArray[np.bool_], Callable[[int], str]], None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Chunk:
         quality_K: float32 (K,).
         ids: pyarrow Array (K,), in its exact type.
         source_row_K: int64 (K,), row number in the file.
+        cost_K: float64 (K,), positive, if there is a cost column.
+        group_K: large_string (K,), if there is a group column.
     """
 
     features_KD: NDArray[Any]
@@ -71,6 +78,8 @@ class Chunk:
     quality_K: NDArray[np.float32]
     ids: pa.Array
     source_row_K: NDArray[np.int64]
+    cost_K: NDArray[np.float64] | None = None
+    group_K: pa.Array | None = None
 
 
 class _Faults:
@@ -94,7 +103,8 @@ def check_rows(
 
     A row is bad if its quality is null, NaN or infinite; if its features are null, of another length than
     `num_features`, or hold a null, a NaN or an infinity (one beyond float32 included); or if their L2 norm is 0, or so
-    small or large (outside 1e-37 to 1e37) that its inverse is no normal float32.
+    small or large (outside 1e-37 to 1e37) that its inverse is no normal float32; if its cost is null, NaN, or outside
+    of 1e-30 to 1e30; or if its group is null.
 
     Args:
         batch: M rows with the columns that are read.
@@ -121,9 +131,11 @@ def check_rows(
     quality_M = _read_quality(batch, columns, faults)
     features_MD = _read_features(batch.column(columns.feature_column), columns.feature_column, num_features, faults)
     inv_norm_M = _invert_norms(features_MD, columns.feature_column, faults)
+    cost_M = None if columns.cost_column is None else read_costs(batch, columns.cost_column, faults.note)
+    groups = None if columns.group_column is None else read_groups(batch, columns.group_column, faults.note)
     source_row_M = np.arange(first_row, first_row + len(batch), dtype=np.int64)
     if not faults.reasons:
-        return Chunk(features_MD, inv_norm_M, quality_M, ids, source_row_M), BadRows()
+        return Chunk(features_MD, inv_norm_M, quality_M, ids, source_row_M, cost_M, groups), BadRows()
     rows = sorted(faults.reasons)
     if not drops:
         more = f" {len(rows) - 1} of the next {len(batch) - rows[0] - 1} rows are bad too." if len(rows) > 1 else ""
@@ -134,7 +146,13 @@ def check_rows(
     bad = [BadRow(file_name, first_row + row, faults.reasons[row]) for row in rows[:MAX_LISTED]]
     keep_M = ~faults.is_bad_M
     chunk = Chunk(
-        features_MD[keep_M], inv_norm_M[keep_M], quality_M[keep_M], ids.filter(pa.array(keep_M)), source_row_M[keep_M]
+        features_MD[keep_M],
+        inv_norm_M[keep_M],
+        quality_M[keep_M],
+        ids.filter(pa.array(keep_M)),
+        source_row_M[keep_M],
+        None if cost_M is None else cost_M[keep_M],
+        None if groups is None else groups.filter(pa.array(keep_M)),
     )
     return chunk, BadRows(len(rows), bad)
 
@@ -144,6 +162,29 @@ def list_lengths(column: pa.Array) -> NDArray[np.int64]:
     lengths = pc.fill_null(pc.list_value_length(column), -1)
     result: NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return result
+
+
+def read_costs(batch: pa.RecordBatch, name: str, note: Note) -> NDArray[np.float64]:
+    """The costs; `note` is told of rows whose cost cannot be used."""
+    column = batch.column(name)
+    cost_M = _to_float64(column)
+    if column.null_count:
+        note(column.is_null().to_numpy(zero_copy_only=False), lambda row: f"cost column {name!r} must not be null")
+    note(
+        ~((cost_M >= MIN_COST) & (cost_M <= MAX_COST)),
+        lambda row: f"cost column {name!r} must be from {MIN_COST:.0e} to {MAX_COST:.0e}, it is {cost_M[row]:.6g}",
+    )
+    return cost_M
+
+
+def read_groups(batch: pa.RecordBatch, name: str, note: Note) -> pa.Array:
+    """The groups as text: large_string (M,); `note` is told of rows that have none."""
+    column = batch.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.null_count:
+        note(column.is_null().to_numpy(zero_copy_only=False), lambda row: f"group column {name!r} must not be null")
+    return column.cast(pa.large_string())
 
 
 def _read_quality(batch: pa.RecordBatch, columns: Columns, faults: _Faults) -> NDArray[np.float32]:

@@ -17,6 +17,10 @@ class ConstantQualityWarning(UserWarning):
     """All samples of a block have the same quality, so that quality cannot tell them apart."""
 
 
+class MergedQualityWarning(UserWarning):
+    """Scaling has made many different scores of a block equal, so that quality can hardly tell its samples apart."""
+
+
 def scale_quality(quality_N: NDArray[np.float32], scaling: QualityScaling) -> NDArray[np.float32]:
     """Quality on the scale that the objective sees.
 
@@ -54,6 +58,36 @@ def scale_quality(quality_N: NDArray[np.float32], scaling: QualityScaling) -> ND
     else:
         raise ValueError(f"quality_scaling must be rank, minmax, zscore or none, got {scaling!r}.")
     return scaled_N.astype(np.float32)
+
+
+def quality_warning(
+    quality_N: NDArray[np.float32], scaled_N: NDArray[np.float32], *, block: int, scaling: QualityScaling
+) -> UserWarning | None:
+    """What a user should know of the qualities of a block, if anything.
+
+    Args:
+        quality_N: float32 (N,), as read.
+        scaled_N: float32 (N,), scaled.
+        block: index of the block.
+        scaling: by which they were scaled.
+
+    Returns:
+        A warning if all qualities are the same, or if scaling has merged most of the different ones: beside an outlier
+        of 1e9, float32 has no room for 0.1 and 0.2.
+    """
+    if len(quality_N) > 1 and is_constant(quality_N):
+        return ConstantQualityWarning(
+            f"the quality of all {len(quality_N)} samples of block {block} is {quality_N[0]:.6g}: it cannot tell them "
+            "apart, only diversity can. (Said once a run.)"
+        )
+    num_before, num_after = np.unique(quality_N).size, np.unique(scaled_N).size
+    if 2 * num_after < num_before:
+        return MergedQualityWarning(
+            f"data.quality_scaling: {scaling} leaves {num_after} of {num_before} different qualities of block {block}, "
+            f"which go from {quality_N.min():.6g} to {quality_N.max():.6g}; use rank, or remove the outliers. (Said "
+            "once a run.)"
+        )
+    return None
 
 
 def is_constant(quality_N: NDArray[np.float32]) -> bool:

@@ -23,16 +23,21 @@ class Columns:
         id_column: name of the column that identifies a sample.
         quality_columns: weight of each quality column, by name; at least one.
         feature_column: name of the column of vectors.
+        cost_column: name of the column of costs, if a budget is of costs.
+        group_column: name of the column of groups, if they are told apart.
     """
 
     id_column: str
     quality_columns: dict[str, float]
     feature_column: str
+    cost_column: str | None = None
+    group_column: str | None = None
 
     @property
     def names(self) -> list[str]:
         """Every column once."""
-        return list(dict.fromkeys([self.id_column, *self.quality_columns, self.feature_column]))
+        names = [self.id_column, *self.quality_columns, self.feature_column, self.cost_column, self.group_column]
+        return [name for name in dict.fromkeys(names) if name is not None]
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,11 @@ def _read_footer(location: Location, columns: Columns) -> _Footer:
     with open_parquet(location) as parquet:
         metadata = parquet.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        if sum(rows) != metadata.num_rows or any(num_rows < 0 for num_rows in rows):
+            raise DataFileError(
+                f"{location.name} is damaged: its row groups have {sum(rows)} rows and its footer says "
+                f"{metadata.num_rows}; write or copy it again."
+            )
         schema = parquet.schema_arrow
         for name in columns.names:
             _check_is_there_once(location.name, name, schema.names)
@@ -165,6 +175,34 @@ def _check_types(footer: _Footer, columns: Columns) -> None:
                 f"it is {footer.types[name]}."
             )
     _feature_type(footer, columns.feature_column)
+    if columns.cost_column is not None:
+        check_cost_type(footer.file.name, columns.cost_column, footer.types[columns.cost_column])
+    if columns.group_column is not None:
+        check_group_type(footer.file.name, columns.group_column, footer.types[columns.group_column])
+
+
+def check_cost_type(file_name: str, column: str, data_type: pa.DataType) -> None:
+    """Raises a SchemaError if costs cannot be of this type."""
+    if not _is_numeric(data_type) or pa.types.is_boolean(data_type):
+        raise SchemaError(
+            f"{file_name}: cost column {column!r} must be a float, integer or decimal column, it is {data_type}."
+        )
+
+
+def check_group_type(file_name: str, column: str, data_type: pa.DataType) -> None:
+    """Raises a SchemaError if groups cannot be of this type."""
+    plain = group_type(data_type)
+    is_string = pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)
+    if not (is_string or pa.types.is_integer(plain)):
+        raise SchemaError(
+            f"{file_name}: group column {column!r} must be a string or integer column, or a dictionary of either, "
+            f"it is {data_type}."
+        )
+
+
+def group_type(data_type: pa.DataType) -> pa.DataType:
+    """The type of a group's name, however it is encoded."""
+    return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
 def _is_numeric(data_type: pa.DataType) -> bool:
@@ -199,6 +237,8 @@ def _check_agreement(first: _Footer, footer: _Footer, columns: Columns) -> None:
         if name == columns.feature_column:
             # The kind of list and the name of its field depend on the writer alone.
             expected, actual = _feature_type(first, name), _feature_type(footer, name)
+        elif name == columns.group_column and name not in (columns.id_column, *columns.quality_columns):
+            expected, actual = group_type(expected), group_type(actual)
         if actual != expected:
             raise SchemaError(
                 f"column {name!r} is {expected} in {first.file.name} and {actual} in {footer.file.name}; "

@@ -6,14 +6,43 @@ Shape suffixes: N samples of a block, M samples of a step's batch, D features.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.budget import Totals
+from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.device import move
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a budget goes by, beside the number of samples.
+
+    Attributes:
+        cost_N: float64 (N,), positive, or None if samples have no cost.
+        group_N: int64 (N,), index into `names`, or None if samples have no group.
+        names: groups of the block, sorted.
+        fate_N: int8 (N,), 1 for samples that are kept in any case, -1 for those that are left out, 0 for the others.
+    """
+
+    cost_N: Tensor | None
+    group_N: Tensor | None
+    names: tuple[str, ...]
+    fate_N: Tensor
+
+    def holdings(self) -> Holdings:
+        """The same as the budget's rule takes it."""
+        return Holdings.of(
+            self.fate_N.numel(),
+            cost_N=self.cost_N,
+            group_N=self.group_N,
+            names=self.names or ("",),
+            fate_N=self.fate_N,
+        )
 
 
 @dataclass(frozen=True)
@@ -30,6 +59,7 @@ class Block:
         source_file_N: int32 (N,), index into the plan's file list.
         source_row_N: int64 (N,), row number within that file, from 0.
         num_dropped: rows of the block's share of the files that `on_bad_row: drop` left out.
+        limits: cost, group and fate of the samples, where any of them is given.
     """
 
     index: int
@@ -41,6 +71,7 @@ class Block:
     source_file_N: Tensor
     source_row_N: Tensor
     num_dropped: int = 0
+    limits: Limits | None = None
 
     @property
     def num_samples(self) -> int:
@@ -89,6 +120,14 @@ class BlockSource(Protocol):
         """Number of samples of every block of the schedule. Valid after `prepare`."""
 
     @property
+    def block_totals(self) -> list[Totals | None]:
+        """What every block of the schedule holds of each group; None where `prepare` has not read it, or no need."""
+
+    @property
+    def has_groups(self) -> bool:
+        """True if samples have groups."""
+
+    @property
     def seed(self) -> int:
         """Seed from which the slices, and the learner's rollouts, are drawn."""
 
@@ -134,12 +173,50 @@ class Values:
 
 
 @dataclass(frozen=True)
+class GroupBudget:
+    """What a group might keep and has kept. Costs are numbers of samples where samples have no cost.
+
+    Attributes:
+        name: of the group, empty where there are no groups.
+        num_samples: of the group.
+        num_selected: kept.
+        cost: of the group.
+        budget: what the mask may cost; None if the group is not limited by itself.
+        kept_cost: what it costs.
+    """
+
+    name: str
+    num_samples: int
+    num_selected: int
+    cost: float
+    budget: float | None
+    kept_cost: float
+
+
+def group_budgets_of(constraint: Constraint, mask_N: Tensor) -> list[GroupBudget]:
+    """What a mask keeps of each group."""
+    holdings = constraint.given
+    is_limited = holdings is constraint.holdings
+    totals = constraint.totals if is_limited else holdings.totals()
+    budgets = constraint.budgets if is_limited else [None] * len(holdings.names)
+    is_kept_N = mask_N.double()
+    cost_N = is_kept_N if holdings.cost_N is None else is_kept_N * holdings.cost_N
+    columns = (holdings.sums(is_kept_N), budgets, holdings.sums(cost_N))
+    return [
+        GroupBudget(name, num_samples, int(kept), cost, limit, spent)
+        for name, num_samples, cost, kept, limit, spent in zip(
+            totals.names, totals.num_samples, totals.costs, *columns, strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True)
 class BlockResult:
     """The mask learned for a block, on the host, with what it is compared to.
 
     Attributes:
         block: the block it was learned for.
-        num_selected: the budget, which the mask keeps exactly.
+        num_selected: samples kept; the budget, exactly, unless that is a cost.
         mask_N: bool (N,).
         logits_N: float32 (N,), log-odds of keeping, up to a constant of the block.
         probability_N: float32 (N,), inclusion probabilities at the end.
@@ -149,6 +226,7 @@ class BlockResult:
         scales: what each term was divided by.
         num_steps: steps taken.
         seconds: wall-clock time from the block's first step.
+        budgets: what was kept of each group, where there are limits.
     """
 
     block: Block
@@ -162,3 +240,4 @@ class BlockResult:
     scales: dict[str, float]
     num_steps: int
     seconds: float
+    budgets: list[GroupBudget] = field(default_factory=list)

@@ -34,7 +34,6 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "figure.constrained_layout.use": True,
     "svg.fonttype": "none",
-    "svg.hashsalt": "datamask_pl",
     "legend.frameon": False,
     **{name: _INK for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")},
 }
@@ -62,15 +61,16 @@ def to_svg(draw: Draw, *, label: str) -> str:
 
     Args:
         draw: makes the figure.
-        label: what is to be seen, for those who do not see it.
+        label: what is to be seen, for those who do not see it; another one for each picture of a page.
     """
     buffer = io.StringIO()
-    with rc_context(_STYLE):
+    # ids are made of the salt: several pictures share a page, where each may stand once
+    with rc_context({**_STYLE, "svg.hashsalt": label}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         draw().savefig(buffer, format="svg", transparent=True, dpi=150, metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    # several pictures share a page, where an id may stand once; groups are referred to by nothing
+    # groups have plain names, to which nothing refers
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     width = re.search(r'viewBox="0 0 ([\d.]+)', text)
     assert width is not None, "matplotlib writes a viewBox"

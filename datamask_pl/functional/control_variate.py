@@ -19,6 +19,13 @@ i with probability proportional to w_i / (exp(w_i t) - 1). With these expectatio
 
 whose mean is exactly the gradient of E sum over S of g_i. Nothing is approximated, and no reward is evaluated.
 
+Dual coordinates. To within O(1 / K), t is the time T by which K clocks are expected to have rung, that gradient is
+d_j (g_j - c) with d_j = w_j T exp(-w_j T), the derivative of sample j's inclusion probability in its logit, and c
+common to all: the slope in p, times the policy's own Jacobian. `multilinear` ascends along the slope, without the
+Jacobian, and so does `dual_direction`: it divides by d_j. A nearly settled sample is then free to change its mind, and
+samples of different logits move in proportion to what they gain. This is a preconditioner with positive entries: it
+changes the direction's length and angle, but not where it is zero.
+
 Shapes: C rollouts of a chunk, N samples.
 """
 
@@ -28,9 +35,12 @@ import torch
 from torch import Tensor
 
 from datamask_pl.functional.exact_sum import round_to_grid
+from datamask_pl.functional.exponential_race import ringing_rates, solve_log_time
 
 # exp(exp(50)) is infinite, and exp(-700) the end of float64: hazards beyond them act as if they were there.
 MIN_LOG_HAZARD, MAX_LOG_HAZARD = -700.0, 50.0
+# Gradients below this share of the slopes are settled samples'; less than a millionth of them is the grid of sums.
+MIN_RATE = 1e-9
 
 
 def linear_gradient(logits_N: Tensor, masks_CN: Tensor, log_times_C: Tensor, slopes_N: Tensor) -> Tensor:
@@ -76,3 +86,32 @@ def linear_gradient_sum(
     # the expectation of w u exp(-w u) is at most 1 / e, and the difference of slopes twice the largest
     bound = num_rollouts * float(slopes_N.abs().max()) or 1.0
     return round_to_grid(linear_gradient(logits_N, masks_CN, log_times_C, slopes_N), bound=bound).sum(0)
+
+
+def dual_direction(logits_N: Tensor, linear_N: Tensor, rest_N: Tensor, *, num_selected: int) -> Tensor:
+    """The linear part's gradient divided by each sample's d_j, plus the rest's divided by the mean of d.
+
+    The rest is mostly noise, which is as large where d_j is small as elsewhere: dividing it by d_j would amplify it
+    there. The linear part has hardly any.
+
+    Args:
+        logits_N: float (N,).
+        linear_N: float64 (N,), policy gradient of the rewards' linear part.
+        rest_N: float64 (N,), estimated policy gradient of the rest.
+        num_selected: K, in [1, N].
+
+    Returns:
+        float64 (N,), along the slope in p of the expected reward; all zero if all are drawn.
+
+    Source: ours; entropic mirror ascent, as in `multilinear.ascent_direction`.
+
+    Example:
+        >>> logits = torch.zeros(2)
+        >>> linear = torch.tensor([1.0, -1.0]).double() * 0.3466  # 0.3466 = log(2) / 2
+        >>> dual_direction(logits, linear, torch.zeros(2).double(), num_selected=1)
+        tensor([ 1.0001, -1.0001], dtype=torch.float64)
+    """
+    if num_selected == logits_N.numel():
+        return torch.zeros_like(linear_N)
+    rate_N = ringing_rates(logits_N, solve_log_time(logits_N, num_selected))
+    return linear_N / rate_N.clamp(min=MIN_RATE) + rest_N / rate_N.mean().clamp(min=MIN_RATE)

@@ -68,6 +68,24 @@ def rung_probabilities(logits_N: Tensor, log_time: float | Tensor) -> Tensor:
     return torch.expm1((logits_N.detach().double() + log_time).exp_().neg_()).neg_()
 
 
+def ringing_rates(logits_N: Tensor, log_time: float | Tensor) -> Tensor:
+    """Derivative of `rung_probabilities` in the logits: h exp(-h), h = exp(logit + log_time).
+
+    Args:
+        logits_N: float (N,).
+        log_time: logarithm of the time.
+
+    Returns:
+        float64 (N,), in [0, 1 / e]; 0 where it is less than float64 can tell.
+
+    Example:
+        >>> ringing_rates(torch.zeros(2), 0.0)
+        tensor([0.3679, 0.3679], dtype=torch.float64)
+    """
+    log_hazard_N = logits_N.detach().double() + log_time
+    return torch.exp(log_hazard_N - log_hazard_N.exp())
+
+
 def inclusion_probabilities(logits_N: Tensor, num_selected: int) -> Tensor:
     """Probability that each sample is drawn, to within O(1 / K): that its clock rings by the time expected of the last.
 

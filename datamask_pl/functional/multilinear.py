@@ -182,6 +182,6 @@ def ascent_direction(gradient_N: Tensor, p_N: Tensor, *, over_slices: OverSlices
     return (gradient_N - (origin + center)).mul_(factor)
 
 
-def undecided_share(p_N: Tensor, num_selected: int) -> Tensor:
+def undecided_share(p_N: Tensor, num_selected: int | Tensor) -> Tensor:
     """How much of the budget is still undecided: sum p (1 - p) / budget, scalar in [0, 1]."""
     return (1 - p_N.dot(p_N) / num_selected).clamp(0, 1)

@@ -33,7 +33,7 @@ def pairwise_value(sums_RD: Tensor, squared_norms_R: Tensor, *, num_selected: in
     """
     if num_selected == 1:
         return torch.zeros_like(squared_norms_R)
-    return (squared_norms_R - sums_RD.square().sum(1)) / (num_selected * (num_selected - 1))
+    return (squared_norms_R - sums_RD.square().sum(1)) / _num_pairs(num_selected)
 
 
 def pairwise_gradient(
@@ -53,6 +53,35 @@ def pairwise_gradient(
     """
     if num_selected == 1:
         return features_CD.new_zeros(features_CD.shape[0])
-    factor = -2.0 / (num_selected * (num_selected - 1))
+    factor = -2.0 / _num_pairs(num_selected)
     own_C = (p_C * squared_norm_C).mul_(-factor).to(features_CD.dtype)
     return own_C.add_(features_CD @ (factor * sum_D).to(features_CD.dtype))
+
+
+def pairwise_interactions(features_CD: Tensor, *, num_selected: int) -> Tensor:
+    """By how much keeping one sample changes what keeping another adds: -2 x_i . x_j / (k (k - 1)).
+
+    Args:
+        features_CD: float (C, D), unit rows.
+        num_selected: k, the budget.
+
+    Returns:
+        float (C, C), of the features' type, 0 on the diagonal.
+    """
+    factor = -2.0 / (num_selected * (num_selected - 1)) if num_selected > 1 else 0.0
+    return (features_CD @ features_CD.T).mul_(factor).fill_diagonal_(0.0)
+
+
+def relative_pairs_slope(size: float) -> float:
+    """Derivative of log(k (k - 1)) by the size k, for sizes that are expectations.
+
+    Example:
+        >>> relative_pairs_slope(3), relative_pairs_slope(1.5)
+        (0.8333333333333334, 0.0)
+    """
+    return (2 * size - 1) / _num_pairs(size) if size >= 2 else 0.0
+
+
+def _num_pairs(size: float) -> float:
+    """Ordered pairs of different members. An expected size may be below 2: as many as 2 have, not one of none."""
+    return max(size, 2) * (max(size, 2) - 1)

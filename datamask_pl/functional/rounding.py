@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # Samples looked at on either side of the threshold in a round.
@@ -18,6 +19,10 @@ NUM_CANDIDATES = 512
 NUM_SINGLES = 4
 # Of two candidates on the same side with a higher cosine than this, only the better one is swapped in a round.
 MAX_COSINE = 0.4
+# The same where interactions are known: candidates on either side, and how many of the best are matched in one look.
+NUM_KNOWN_CANDIDATES, NUM_MATCHED = 512, 8
+# Exchanges that promise less than this share of the largest gain are rounding.
+RELATIVE_ROUNDING = 1e-6
 # Masks whose values are asked for in one call.
 MASKS_AT_ONCE = 16
 # Up to this many samples every mask of the budget is tried, 12,870 at most, where exchanges stop at a local optimum.
@@ -51,6 +56,7 @@ def polish(
     values: Callable[[Tensor], Tensor],
     gains: Callable[[Tensor], Tensor],
     features: Callable[[Tensor], Tensor] | None = None,
+    interactions: Callable[[Tensor], Tensor] | None = None,
     max_rounds: int = 100,
 ) -> tuple[Tensor, float]:
     """Exchanges kept for left-out samples, one for one, as long as the objective rises.
@@ -58,14 +64,20 @@ def polish(
     A round pairs the left-out samples of largest gain with the kept ones of smallest gain, tries all pairs that promise
     something together, then half of them, a quarter, and so on down to one, and takes the best. Gains are of single
     samples, and two similar samples share theirs, so of similar candidates a round moves only the best. Where no set
-    of pairs is better it tries single exchanges, and ends when those fail too. A handful of samples is solved by trying
-    every mask. The budget never changes, and the value never falls.
+    of pairs is better it tries single exchanges, and ends when those fail too.
+
+    Where interactions are known, what every exchange is worth is known after any number of others: a round makes them
+    one by one until no single one among its candidates is better.
+
+    A handful of samples is solved by trying every mask. The budget never changes, and the value never falls.
 
     Args:
         mask_N: bool (N,), where to start.
         values: masks bool (R, N) -> float64 (R,), the objective.
         gains: mask bool (N,) -> float64 (N,), what keeping each sample adds: f(S + i) - f(S - i), or any proxy of it.
         features: rows int64 (C,) -> float (C, D), by which similar candidates are told; None moves similar ones too.
+        interactions: rows int64 (C,) -> float (C, C), by how much keeping one raises the gain of the other; 0 on the
+            diagonal. Only where the gains are exact, and this depends on nothing else.
         max_rounds: rounds at most.
 
     Returns:
@@ -74,13 +86,13 @@ def polish(
     best_value = float(values(mask_N[None])[0])
     if mask_N.numel() <= MAX_ENUMERATED_SAMPLES:
         return _best_of_all(mask_N, best_value, values)
+    if interactions is not None:
+        return _polish_known(mask_N, best_value, values, gains, interactions, max_rounds)
     for _ in range(max_rounds):
         if bool(mask_N.all()):
             break
         gain_N = gains(mask_N)
-        outside, inside = (~mask_N).nonzero().squeeze(1), mask_N.nonzero().squeeze(1)
-        added = outside[first_largest(gain_N[outside], NUM_CANDIDATES)]
-        removed = inside[first_largest(-gain_N[inside], NUM_CANDIDATES)]
+        added, removed = _candidates(mask_N, gain_N, NUM_CANDIDATES)
         singles_RN = _single_swaps(mask_N, added[:NUM_SINGLES], removed[:NUM_SINGLES])
         if features is not None:
             added, removed = spread_out(added, features(added)), spread_out(removed, features(removed))
@@ -119,6 +131,82 @@ def first_largest(values_N: Tensor, count: int) -> Tensor:
     threshold = values_N.kthvalue(values_N.numel() - count + 1).values
     candidates = (values_N >= threshold).nonzero().squeeze(1)
     return candidates[values_N[candidates].argsort(descending=True, stable=True)[:count]]
+
+
+def _candidates(mask_N: Tensor, gain_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """Left-out samples of largest gain, and kept ones of smallest, both int64, best first, ties by row order."""
+    outside, inside = (~mask_N).nonzero().squeeze(1), mask_N.nonzero().squeeze(1)
+    added = outside[first_largest(gain_N[outside], num_candidates)]
+    return added, inside[first_largest(-gain_N[inside], num_candidates)]
+
+
+def _polish_known(
+    mask_N: Tensor,
+    best_value: float,
+    values: Callable[[Tensor], Tensor],
+    gains: Callable[[Tensor], Tensor],
+    interactions: Callable[[Tensor], Tensor],
+    max_rounds: int,
+) -> tuple[Tensor, float]:
+    """`polish` where interactions are known."""
+    for _ in range(max_rounds):
+        if bool(mask_N.all()):
+            break
+        gain_N = gains(mask_N)
+        rows = torch.cat(_candidates(mask_N, gain_N, NUM_KNOWN_CANDIDATES))
+        before_C = mask_N[rows].cpu().numpy()
+        after_C = exchange(before_C, gain_N[rows].cpu().numpy(), interactions(rows).cpu().numpy())
+        if np.array_equal(before_C, after_C):
+            break
+        trial_N = mask_N.clone()
+        trial_N[rows] = torch.from_numpy(after_C).to(mask_N.device)
+        value = float(values(trial_N[None])[0])
+        if value <= best_value:
+            break
+        mask_N, best_value = trial_N, value
+    return mask_N, best_value
+
+
+def exchange(
+    is_kept_C: NDArray[np.bool_], gain_C: NDArray[np.float64], interaction_CC: NDArray[np.floating]
+) -> NDArray[np.bool_]:
+    """Exchanges candidates one for one, each time about the best exchange, until none is better.
+
+    Adding a and removing r is worth gain_a - gain_r - interaction_ar, and changes every gain by its interaction with a
+    less that with r.
+
+    Args:
+        is_kept_C: bool (C,), which of the candidates are kept, neither all nor none.
+        gain_C: float64 (C,), what keeping each adds.
+        interaction_CC: float (C, C), symmetric, 0 on the diagonal.
+
+    Returns:
+        bool (C,), with as many kept.
+
+    Example:
+        >>> exchange(np.array([True, False, False]), np.array([1.0, 2.0, 3.0]), np.zeros((3, 3))).tolist()
+        [False, False, True]
+    """
+    is_kept_C, gain_C = is_kept_C.copy(), gain_C.astype(np.float64)
+    rounding = RELATIVE_ROUNDING * np.abs(gain_C).max()
+    num_matched = NUM_MATCHED
+    for _ in range(10 * is_kept_C.size):
+        inside, outside = np.flatnonzero(is_kept_C), np.flatnonzero(~is_kept_C)
+        if outside.size > num_matched:
+            best = np.argpartition(gain_C[outside], -num_matched)[-num_matched:]
+            outside = outside[np.sort(best)]
+        worth = gain_C[outside, None] - gain_C[inside] - interaction_CC[np.ix_(outside, inside)]
+        added, removed = np.unravel_index(worth.argmax(), worth.shape)
+        if worth[added, removed] <= rounding:
+            if num_matched >= is_kept_C.size:
+                break
+            num_matched = is_kept_C.size  # the best few do not match: look at all
+            continue
+        num_matched = NUM_MATCHED
+        a, r = outside[added], inside[removed]
+        is_kept_C[a], is_kept_C[r] = True, False
+        gain_C += interaction_CC[a] - interaction_CC[r]
+    return is_kept_C
 
 
 def spread_out(rows: Tensor, features_CD: Tensor) -> Tensor:

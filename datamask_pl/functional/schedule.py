@@ -1,6 +1,44 @@
-"""The learning rate of a block's steps."""
+"""The number of a block's steps and their learning rates."""
 
 from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+# Steps after which exchanges cost less than more steps, where what each is worth is known.
+NUM_STEPS_BEFORE_EXCHANGES = 8
+
+
+class Schedule(NamedTuple):
+    """Steps of a block, and the rates of the first and the last."""
+
+    num_steps: int
+    max_lr: float
+    min_lr: float
+
+
+def default_schedule(
+    estimator: Literal["multilinear", "leave_one_out", "group_relative"],
+    *,
+    is_polish_quick: bool,
+    has_control_variate: bool = False,
+) -> Schedule:
+    """What is used where nothing is said.
+
+    Directions of `multilinear`, and with a control variate, have a root mean square of 1, whatever the term, the budget
+    or the number of samples: so the same rates serve all.
+
+    Args:
+        estimator: by which the directions are found.
+        is_polish_quick: whether exchanges follow whose worth is known in advance; they do what steps would do.
+        has_control_variate: whether drawn masks are rewarded for what is not linear in them.
+
+    Example:
+        >>> default_schedule("multilinear", is_polish_quick=False, has_control_variate=True)
+        Schedule(num_steps=20, max_lr=4.0, min_lr=1.5)
+    """
+    if estimator == "multilinear":
+        return Schedule(NUM_STEPS_BEFORE_EXCHANGES if is_polish_quick else 20, 4.0, 1.5)
+    return Schedule(300, 2.0, 0.2) if has_control_variate else Schedule(1000, 10.0, 1.0)
 
 
 def linear_rate(step: int, num_steps: int, *, max_lr: float, min_lr: float) -> float:

@@ -9,6 +9,9 @@ import pyarrow as pa
 from shards import make_table, write
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from soak import Sample, family, look, report  # noqa: E402
 
 
 def run(script, *args):
@@ -33,6 +36,14 @@ def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
     assert all(line.endswith("same |") for line in rows)
 
 
+def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
+    lines = run("rollouts.py", path, "--seconds", 0.5, "--steps", 10, "--repeats", 2).splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| facility", "| pairwise", "| disf"))]
+    assert [len(cells) for cells in rows] == [6] * 6 + [10] * 3
+    assert all(float(cells[7]) > -1 for cells in rows[6:])
+
+
 def test_neighbour_lists_are_measured(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
     for made in (["--samples", 500], ["--samples", 400, "--clustered", 6]):
@@ -43,9 +54,22 @@ def test_neighbour_lists_are_measured(tmp_path):
         assert out.count("f by lists") == 2
 
 
-def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
-    path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
-    lines = run("rollouts.py", path, "--seconds", 0.5, "--steps", 10, "--repeats", 2).splitlines()
-    rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| facility", "| pairwise", "| disf"))]
-    assert [len(cells) for cells in rows] == [6] * 6 + [10] * 3
-    assert all(float(cells[7]) > -1 for cells in rows[6:])
+class TestSoak:
+    def samples(self, slope_mb, *, num_minutes=4):
+        return [Sample(second, 300 + slope_mb * second / 60, 30, 9) for second in range(num_minutes * 60)]
+
+    def test_what_grows_is_told_from_what_does_not(self, capsys):
+        assert not report({1: self.samples(0), 2: self.samples(2)})
+        assert report({1: self.samples(0), 2: self.samples(30)})
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 12
+        assert [line.endswith("GREW") for line in lines] == [False] * 9 + [True, False, False]
+        assert "+30.000 a minute" in lines[9]
+
+    def test_this_process_can_be_looked_at(self):
+        sample = look(os.getpid(), 0.0)
+        assert sample.rss_mb > 10
+        assert sample.files >= 3
+        assert sample.threads >= 1
+        assert family(os.getpid())[0] == os.getpid()
+        assert look(2**22 + 1, 0.0) is None

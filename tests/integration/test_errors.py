@@ -80,7 +80,7 @@ class TestOptions:
             (("--model.num_rollouts", "1"), ("model.num_rollouts must be at least 2", "got 1")),
             (("--model.num_steps", "0"), ("model.num_steps must be at least 1",)),
             (("--model.num_steps", "many"), ("model.num_steps must be int, or null; got many",)),
-            (("--model.min_lr", "5"), ("model.max_lr must be at least min_lr (5.0), got 2.0",)),
+            (("--model.min_lr", "5"), ("model.max_lr must be at least min_lr (5.0), got 4.0",)),
             (("--model.patience", "0"), ("model.patience must be at least 1",)),
             (("--model.min_churn", "2"), ("model.min_churn must be from 0 to 1",)),
             (("--checkpoint.every_n_steps", "0"), ("checkpoint.every_n_steps must be at least 1",)),
@@ -135,6 +135,10 @@ class TestOptions:
             (b"model:\n  shiny: 1\n", "model.shiny"),
             (b"hello", "hello"),
             (b"\xff\xfe\x00", "YAML"),
+            (b"model: 5\n", "model must be options by name, such as {name: value}, got 5"),
+            (b"trainer: []\n", "trainer must be options by name"),
+            (b"launch: null\n", "launch must be options by name"),
+            (b'model: "\\0"\n', "a path holds a zero byte"),
         ],
     )
     def test_a_config_that_cannot_be_read_is_refused(self, refused, data, workplace, text, needed):
@@ -247,6 +251,25 @@ class TestContinuing:
     def test_one_of_other_settings_or_data(self, refused, data, run_of, how, args, needed):
         refused(needed, "another --run_name", args=(*data, *args, *how))
 
+    @pytest.mark.parametrize(
+        ("path", "needed"),
+        [
+            ("last", "--ckpt_path last: no run in runs/datamask has a checkpoint; start without --ckpt_path"),
+            ("runs/datamask/version_7/checkpoints/block-00000-step-000001.ckpt", "does not exist"),
+            ("nowhere", "checkpoint nowhere does not exist; give the path of a .ckpt file, or last"),
+            ("x" * 300, "does not exist"),
+        ],
+        ids=["last", "a checkpoint", "a folder", "a long name"],
+    )
+    @pytest.mark.parametrize(
+        "others", [(), ("runs/datamask/version_0",), ("runs/other/version_0/mask/part-00000.parquet",)]
+    )
+    def test_a_checkpoint_that_is_not_there(self, refused, data, workplace, path, needed, others):
+        """lightning #18524: `--ckpt_path last` without a checkpoint trains from scratch and ends well."""
+        for other in others:
+            (workplace / other).mkdir(parents=True)
+        refused(needed, args=(*data, "--ckpt_path", path))
+
     @pytest.mark.parametrize("content", ["half", "text", "empty", "list", "other dict"])
     def test_a_checkpoint_that_is_damaged_or_foreign(self, refused, data, workplace, capsys, content):
         fit(*data)
@@ -279,7 +302,7 @@ class TestMaskFolder:
     def test_one_that_was_made_with_other_options(self, refused, data, capsys):
         fit(*data, "--mask.output", "mask")
         capsys.readouterr()
-        needed = ("part-00000.parquet was made with other options: model.max_lr is 2.0 there and 3.0 here",)
+        needed = ("part-00000.parquet was made with other options: model.max_lr is 4.0 there and 3.0 here",)
         refused(*needed, args=(*data, "--mask.output", "mask", "--model.max_lr", "3"))
 
     def test_one_with_a_damaged_manifest(self, refused, data, workplace):

@@ -205,11 +205,12 @@ class TestLog:
         fit(*blocks, *ESTIMATORS[estimator], "--trainer.log_every_n_steps", "50")
         events = EventAccumulator(str(run_folder())).Reload()
         tags = {*self.SHARED, "objective/facility_location", "speed/samples_per_second", *own}
-        assert set(events.Tags()["scalars"]) == tags
+        results = {"result/f", "result/quality", "result/facility_location"}
+        assert set(events.Tags()["scalars"]) == tags | results
         for tag in tags:
             assert [event.step for event in events.Scalars(tag)] == [1, 6, 7, 12, 13, 18], tag
         rates = [event.value for event in events.Scalars("policy/lr")]
-        schedule = (2.0, 0.2) if estimator == "multilinear" else (10.0, 1.0)
+        schedule = (4.0, 1.5) if estimator == "multilinear" else (2.0, 0.2)
         assert rates == pytest.approx(schedule * 3, rel=1e-6)
 
     def test_the_interval_counts_the_steps_of_a_block(self, blocks):

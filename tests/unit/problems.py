@@ -7,6 +7,7 @@ import oracles
 import torch
 
 from datamask_pl.distributed import RankGroup
+from datamask_pl.functional.constraint import Constraint
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.objectives import ClosedFormObjective, DiSF, FacilityLocation, PairwiseSimilarity
 
@@ -35,6 +36,7 @@ def ground_set(
     dtype: torch.dtype = torch.float64,
     num_slice_rows: int = 16_384,
     ranks: RankGroup | None = None,
+    constraint: Constraint | None = None,
 ) -> GroundSet:
     quality_N = np.zeros(len(features_ND)) if quality_N is None else quality_N
     return GroundSet(
@@ -43,6 +45,7 @@ def ground_set(
         num_selected=num_selected,
         num_slice_rows=num_slice_rows,
         ranks=ranks,
+        constraint=constraint,
     )
 
 

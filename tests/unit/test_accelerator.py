@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.pytorch import Trainer
+from problems import ground_set, unit_rows
 
 from datamask_pl.errors import ConfigError
 from datamask_pl.joint_objective import JointObjective
@@ -40,4 +41,5 @@ def test_values_that_a_custom_objective_left_on_the_host_follow_the_masks():
     objective = JointObjective(quality_weight=0.0, diversity=_OnTheHost())
     objective.terms = objective.terms[1:]
     masks_RN = torch.ones(3, 4, dtype=torch.bool, device="meta")
-    assert objective.term_values(masks_RN, ground=None).device.type == "meta"
+    ground = ground_set(unit_rows(4, 2, 0), 2)
+    assert objective.term_values(masks_RN, ground).device.type == "meta"

@@ -55,6 +55,23 @@ def test_a_damaged_one_is_refused_and_passed_over(tmp_path, spoil):
         assert newest_whole_checkpoint(tmp_path, 0, below=9) == older
 
 
+def test_a_bit_that_has_changed_is_noticed(tmp_path):
+    """Torch reads altered logits without a word."""
+    path = save(tmp_path, 0, 1)
+    whole = path.read_bytes()
+    num_refused = 0
+    for position in range(64, len(whole), 29):
+        path.write_bytes(bytes([*whole[:position], whole[position] ^ 4, *whole[position + 1 :]]))
+        try:
+            content = read_checkpoint(path)
+        except CheckpointError:
+            num_refused += 1
+            continue
+        assert content[STATE_KEY] == CONTENT[STATE_KEY]
+        assert torch.equal(content["logits"], CONTENT["logits"])
+    assert num_refused > 100
+
+
 def test_where_none_is_whole_there_is_none(tmp_path):
     assert newest_whole_checkpoint(tmp_path / "missing", 0, below=9) is None
     save(tmp_path, 0, 1).write_bytes(b"")

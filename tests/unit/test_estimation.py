@@ -50,6 +50,13 @@ def rollouts(objective, *, step=0, num_rollouts=8, estimator="leave_one_out", ra
     )  # fmt: skip
 
 
+def leave_unbiased(monkeypatch):
+    """Takes out what biases a controlled direction."""
+    monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
+    monkeypatch.setattr(estimation, "shrinkage", lambda *_: 1.0)
+    monkeypatch.setattr(estimation, "dual_direction", lambda _, linear_N, rest_N, **__: linear_N + rest_N)
+
+
 class TestRollouts:
     @pytest.mark.parametrize("kind", KINDS)
     def test_leave_one_out_is_the_gradient_of_the_expected_objective_on_average(self, kind):
@@ -82,8 +89,7 @@ class TestRollouts:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_with_a_control_variate_it_is_the_same_gradient_with_less_noise(self, kind, monkeypatch):
-        monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
-        monkeypatch.setattr(estimation, "shrinkage", lambda *_: 1.0)
+        leave_unbiased(monkeypatch)
         plain, controlled = (
             np.stack(
                 [
@@ -103,8 +109,7 @@ class TestRollouts:
             def linearize(self, p_N, ground):
                 return Expectation(torch.zeros(()), torch.linspace(-1.0, 1.0, N, dtype=torch.float64))
 
-        monkeypatch.setattr(estimation, "normalized", lambda gradient_N: gradient_N)
-        monkeypatch.setattr(estimation, "shrinkage", lambda *_: 1.0)
+        leave_unbiased(monkeypatch)
         objective = JointObjective(quality_weight=0.3, diversity=Misjudged())
         updates = np.stack(
             [rollouts(objective, step=step, control_variate=True).direction_M.numpy() for step in range(400)]
@@ -126,6 +131,11 @@ class TestRollouts:
         objective = JointObjective(quality_weight=1.0, diversity="disf")
         update = rollouts(objective, control_variate=True, num_rollouts=300)
         expected_N = oracles.policy_gradient(LOGITS_N, K, lambda mask_N: QUALITY_N[mask_N].mean())
+        # the derivative of p = 1 - exp(-exp(logit) t), t where p adds up to K
+        times_T = np.linspace(0.0, 2.0, 100_001)
+        num_rung_T = -np.expm1(-np.exp(LOGITS_N) * times_T[:, None]).sum(1)
+        time = times_T[np.abs(num_rung_T - K).argmin()]
+        expected_N /= np.exp(LOGITS_N) * time * np.exp(-np.exp(LOGITS_N) * time)
         direction_N = expected_N / np.sqrt(np.mean(expected_N**2))
         assert update.direction_M.numpy() == pytest.approx(direction_N, abs=0.1)
         assert update.metrics["policy/advantage_spread"] < 1e-12 < update.metrics["policy/reward_spread"]

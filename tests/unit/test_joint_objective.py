@@ -86,7 +86,7 @@ def test_a_weighted_list_is_divided_by_the_sum_of_its_weights(ground):
 
 
 def test_a_term_of_scale_zero_counts_nothing(ground):
-    """QuRating: constant scores divide by a zero deviation (CASES, 18)."""
+    """QuRating: constant scores divide by a zero deviation."""
     joint = JointObjective(quality_weight=0.5, diversity="pairwise")
     combined_R = joint.combine(joint.term_values(MASKS, ground), scales(0.0, 2.0))
     torch.testing.assert_close(combined_R, 0.25 * PairwiseSimilarity().value(MASKS, ground))

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,16 @@ import torch
 
 from datamask_pl.data.types import Block, BlockResult, Values
 from datamask_pl.errors import ConfigError, DataFileError
-from datamask_pl.mask_file import Manifest, describe_block, list_parts, part_name, read_part, write_part
+from datamask_pl.mask_file import (
+    Manifest,
+    describe_block,
+    list_parts,
+    part_name,
+    read_columns,
+    read_complete,
+    read_part,
+    write_part,
+)
 
 HASH = "a" * 64
 FILES = ["one.parquet", "two.parquet"]
@@ -116,6 +126,78 @@ class TestPart:
             write(tmp_path / "mask")
 
 
+class TestColumns:
+    NAMES: ClassVar = ["id", "source_file", "source_row", "selected", "logit", "probability", "quality"]
+
+    def read(self, folder, names=NAMES):
+        dataclasses.replace(TestManifest.MANIFEST, num_blocks=1, settings=SETTINGS, blocks={}).write(folder)
+        return read_columns(folder, 0, read_complete(folder), list(names))
+
+    def rewrite(self, folder, **columns):
+        path = write(folder)
+        table = pq.read_table(path)
+        for name, column in columns.items():
+            table = table.set_column(table.column_names.index(name), name, column)
+        pq.write_table(table, path)
+
+    def test_what_was_written_is_read(self, tmp_path):
+        table = pq.read_table(write(tmp_path))
+        assert self.read(tmp_path).equals(table.select(self.NAMES))
+        assert self.read(tmp_path, ["selected"]).column_names == ["selected"]
+
+    @pytest.mark.parametrize(
+        ("columns", "words"),
+        [
+            ({"source_row": pa.array([0, -1, 2, 3, 4])}, "a source_row is negative"),
+            ({"source_row": pa.array([0, None, 2, 3, 4])}, "column source_row is of type int64 with 1 nulls"),
+            ({"source_row": pa.array([0.0] * 5)}, "column source_row is of type double"),
+            ({"selected": pa.array([True] * 5)}, "5 samples are selected instead of 2"),
+            ({"selected": pa.array([1, 1, 0, 0, 0])}, "column selected is of type int64"),
+            ({"id": pa.array([1, 2, None, 4, 5])}, "column id is of type int64 with 1 nulls"),
+            (
+                {"source_file": pa.array(["three.parquet"] * 5).dictionary_encode()},
+                "a source_file is none of the manifest's files",
+            ),
+        ],
+        ids=str,
+    )
+    def test_a_value_that_cannot_be_is_damage(self, tmp_path, columns, words):
+        """A negative row would be counted from the end, and a file that is not listed would be another."""
+        self.rewrite(tmp_path, **columns)
+        with pytest.raises(DataFileError, match=f"part-00000.parquet is damaged .{words}"):
+            self.read(tmp_path)
+
+    def test_a_column_that_is_not_there_is_damage(self, tmp_path):
+        path = write(tmp_path)
+        pq.write_table(pq.read_table(path).drop_columns("selected"), path)
+        with pytest.raises(DataFileError, match="it has no column selected"):
+            self.read(tmp_path)
+
+    def test_a_part_under_the_name_of_another_is_damage(self, tmp_path):
+        write(tmp_path, index=1).rename(tmp_path / part_name(0))
+        with (
+            pytest.warns(UserWarning, match="damaged"),
+            pytest.raises(DataFileError, match=r"it is part-00001\.parquet"),
+        ):
+            self.read(tmp_path)
+
+    def test_a_part_of_other_settings_than_the_manifest_says_is_refused(self, tmp_path):
+        write(tmp_path)
+        dataclasses.replace(TestManifest.MANIFEST, num_blocks=1, settings={"model.max_lr": 3.0}, blocks={}).write(
+            tmp_path
+        )
+        with pytest.raises(DataFileError, match=r"other options than its manifest says: model\.max_lr is 2\.0 there"):
+            read_complete(tmp_path)
+
+    def test_what_a_part_says_of_its_block_has_a_checksum(self, tmp_path):
+        path = write(tmp_path)
+        table = pq.read_table(path)
+        metadata = {name: text.replace(b"0.5", b"0.7") for name, text in table.schema.metadata.items()}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+        with pytest.warns(UserWarning, match="the checksum of what it says of its block is wrong"):
+            assert read_part(tmp_path, 0) is None
+
+
 class TestManifest:
     MANIFEST = Manifest(plan_hash=HASH, files=FILES, num_blocks=12, settings={"a": None}, versions={"torch": "2"})
 
@@ -182,7 +264,24 @@ class TestManifest:
         assert Manifest.read(tmp_path / "missing") is None
 
     @pytest.mark.parametrize(
-        "text", ["", "{", "[]", '"text"', "{}", '{"blocks": {"x": 1}}', '{"blocks": {}}', "\udcff"]
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            '"text"',
+            "{}",
+            "7",
+            "null",
+            '{"blocks": {"x": 1}}',
+            '{"blocks": {}}',
+            "\udcff",
+            "[" * 100_000,
+            '{"blocks": {}, "plan_hash": 1, "files": [], "num_blocks": 1, "settings": {}, "versions": {}}',
+            '{"blocks": {}, "plan_hash": "", "files": [1], "num_blocks": 1, "settings": {}, "versions": {}}',
+            '{"blocks": {}, "plan_hash": "", "files": [], "num_blocks": -1, "settings": {}, "versions": {}}',
+            '{"blocks": {"0": 1}, "plan_hash": "", "files": [], "num_blocks": 1, "settings": {}, "versions": {}}',
+        ],
     )
     def test_a_damaged_one_is_an_error(self, tmp_path, text):
         (tmp_path / "_manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))

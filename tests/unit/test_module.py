@@ -257,8 +257,9 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("options", "schedule"),
         [
-            ({}, (20, 2.0, 0.2)),
-            ({"control_variate": False}, (20, 2.0, 0.2)),
+            ({}, (20, 4.0, 1.5)),
+            ({"control_variate": False}, (20, 4.0, 1.5)),
+            ({"diversity": "disf"}, (8, 4.0, 1.5)),
             ({"estimator": "leave_one_out"}, (300, 2.0, 0.2)),
             ({"estimator": "group_relative"}, (300, 2.0, 0.2)),
             ({"estimator": "group_relative", "control_variate": False}, (1000, 10.0, 1.0)),
@@ -287,7 +288,7 @@ class TestSettings:
             state_dict = {"policy.logits": torch.zeros(60)}
             learner.restore({"datamask_pl": {**saved, **changes}, "state_dict": state_dict})
 
-        expected = r"model\.max_lr is 7\.0 there and 2\.0 here\. Give the data and options"
+        expected = r"model\.max_lr is 7\.0 there and 4\.0 here\. Give the data and options"
         with pytest.raises(CheckpointError, match=expected):
             restore(settings={**settings, "model.max_lr": 7.0})
         with pytest.raises(CheckpointError, match="version is 99 there and 1 here"):
@@ -297,6 +298,38 @@ class TestSettings:
         with pytest.raises(CheckpointError, match=r"not written by datamask_pl"):
             restore(block=None)
         restore()
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"index": 1}, "it is of block 1, and block 0 begins"),
+            ({"index": None}, "index is NoneType"),
+            ({"num_steps": 0}, "num_steps is 0 of 20"),
+            ({"num_steps": 20}, "num_steps is 20 of 20"),
+            ({"scales": torch.ones(3, dtype=torch.float64)}, "scales is not 2 finite numbers"),
+            ({"scales": torch.full((2,), torch.nan, dtype=torch.float64)}, "scales is not 2 finite numbers"),
+            ({"best_mask": torch.ones(59, dtype=torch.bool)}, "best_mask is not 60 finite numbers of torch.bool"),
+            ({"best_mask": torch.ones(60)}, "best_mask is not 60 finite numbers of torch.bool"),
+            ({"seconds": "1"}, "seconds is str"),
+            ({"logits": torch.zeros(59)}, "policy.logits is not 60 finite numbers of torch.float32"),
+            ({"logits": torch.zeros(60).double()}, "policy.logits is not 60 finite numbers"),
+            ({"logits": torch.full((60,), torch.inf)}, "policy.logits is not 60 finite numbers"),
+            ({"logits": torch.zeros(())}, "policy.logits is not 60 finite numbers"),
+            ({"logits": None}, "policy.logits is not 60 finite numbers"),
+        ],
+        ids=str,
+    )
+    def test_a_checkpoint_with_an_entry_of_another_kind_is_refused_before_any_is_used(self, changes, words):
+        learner, settings = self.settings(select_ratio=0.2)
+        block = {
+            "index": 0, "scales": torch.ones(2, dtype=torch.float64), "num_steps": 3, "seconds": 1.0,
+            "best_mask": None, "best_reward": 0.0, "num_unchanged": 0, "is_settled": False,
+        }  # fmt: skip
+        logits_M = changes.get("logits", torch.zeros(60))
+        saved = {"version": 1, "plan_hash": learner.trainer.datamodule.plan_hash, "settings": settings}
+        saved["block"] = {**block, **changes}
+        with pytest.raises(CheckpointError, match=f"cannot be used .{words}.*delete it to go on without it"):
+            learner.restore({"datamask_pl": saved, "state_dict": {"policy.logits": logits_M}})
 
     def test_lightnings_own_way_of_resuming_is_refused(self):
         learner, _ = self.settings()

@@ -34,6 +34,33 @@ def degenerate_rows(name):
     }[name]
 
 
+# ---- interactions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+@pytest.mark.parametrize("num_selected", [1, 4])
+def test_interactions_are_second_differences_of_the_value(kind, num_selected):
+    """In any set, also of another size: f(S + i + j) - f(S + i) - f(S + j) + f(S), with k as it is."""
+    features_ND = unit_rows(9, 4, 0)
+    ground, value = ground_set(features_ND, num_selected), set_function(kind, features_ND, num_selected)
+    assert DIVERSITIES[kind].has_interactions
+    assert Quality().has_interactions
+    assert not FacilityLocation().has_interactions
+    assert not DiSF(standardize=True).has_interactions
+    rows = [7, 2, 3, 0]
+    interaction_CC = DIVERSITIES[kind].interactions(torch.tensor(rows), ground)
+    assert not interaction_CC.diagonal().any()
+    for mask_N in random_masks(3, 9, 3, 1):
+        for a, i in enumerate(rows):
+            for b, j in enumerate(rows):
+                if i != j:
+                    mask_N[[i, j]] = False
+                    sets = np.stack([mask_N] * 4)
+                    sets[[0, 1], i] = sets[[0, 2], j] = True
+                    both, first, second, neither = map(value, sets)
+                    assert float(interaction_CC[a, b]) == pytest.approx(both - first - second + neither, abs=1e-9)
+
+
 # ---- value -----------------------------------------------------------------------------------------------------------
 
 
@@ -372,7 +399,7 @@ def test_the_default_list_is_six_over_the_ratio_within_limits():
     ids=["quality", "pairwise", "disf", "disf_standardized", "facility_location", "short_lists", "approximate"],
 )
 def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_slice_rows, is_reversed):
-    """LESS #33: the result depends on the number of devices (CASES, 26)."""
+    """LESS #33: the result depends on the number of devices."""
     monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
     monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
     monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)

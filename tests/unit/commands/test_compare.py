@@ -16,6 +16,7 @@ from shards import make_table, write
 from datamask_pl.baselines.catalog import BASELINES
 from datamask_pl.cli import main
 from datamask_pl.commands.compare import COMPARISON_CSV, COMPARISON_JSON
+from datamask_pl.commands.finished_run import FinishedRun
 from datamask_pl.data.scaling import scale_quality
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.evidence import competitors
@@ -126,7 +127,9 @@ class TestTheTable:
     def test_of_a_large_block_a_random_part_is_compared_and_it_says_so(self, run, capsys):
         compare("--run", run, "--max_samples", 30)
         out = capsys.readouterr().out
-        assert "30 random samples of 50: the mask, learned for all of them, is restricted" in out
+        assert "30 random samples of 50, see max_samples. The mask was learned for all of them" in out
+        assert "relearned is what the run's method learns for these samples" in out
+        assert float(table(run)[0, "relearned"]["f"]) >= float(table(run)[0, "mask"]["f"])
         (block,) = json.loads((run / COMPARISON_JSON).read_text())["blocks"]
         assert block["num_samples"] == 30
         _, quality_N = block_of(0)
@@ -135,6 +138,12 @@ class TestTheTable:
         means = {quality_N[rows].mean() for rows in oracle_subsets(np.flatnonzero(own_N), block["num_selected"])}
         assert min(abs(quality - mean) for mean in means) < 1e-6
         assert float(table(run)[0, "top_quality"]["quality"]) <= quality_N[np.argsort(-quality_N)][:10].mean()
+
+    def test_of_a_mask_with_limits_it_says_that_the_others_have_none(self, run, capsys, monkeypatch):
+        monkeypatch.setattr(FinishedRun, "limits", ["data.cost_column"])
+        compare("--run", run, "--max_samples", 30, "--competitors", "[random]")
+        assert "the mask keeps to data.cost_column; the others keep as many samples" in capsys.readouterr().out
+        assert {name for _, name in table(run)} == {"mask", "random"}
 
     def test_a_custom_objective_and_several_terms_are_valued_as_the_run_did(self, made, workplace):
         terms = '[{"objective": "pairwise", "weight": 2}, {"objective": {"class_path": "custom_objectives.EvenRows"}}]'

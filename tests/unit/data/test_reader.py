@@ -282,9 +282,16 @@ def test_checking_finds_what_reading_finds(tmp_path):
     name = write_rows(tmp_path / "a.parquet", [[1, 2], [0, 0], [3, 4]])
     reader = make_reader(name, on_bad_row="drop")
     (plan,) = plan_for(reader)
-    assert reader.check(plan, 0) == reader.read(plan, 0)[1]
+    assert reader.check(plan, 0)[0] == reader.read(plan, 0)[1]
     with pytest.raises(BadRowError, match="row 1"):
         make_reader(name).check(plan, 0)
+
+
+def test_a_block_that_does_not_fit_into_memory_asks_for_smaller_ones(tmp_path):
+    reader = make_reader(write(tmp_path / "a.parquet", make_table(3)))
+    reader.num_features = 2**50
+    with pytest.raises(ConfigError, match=r"3 rows of 1125899906842624 features takes 1\.35e\+07 GB"):
+        reader.read(plan_for(reader)[0], 0)
 
 
 def test_a_file_that_changes_between_plan_and_reading_is_an_error(tmp_path):

@@ -49,13 +49,11 @@ def test_a_picture_in_a_page_refers_to_nothing_outside_and_takes_the_pages_ink(n
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
-def test_two_pictures_share_no_id_that_means_two_things():
-    pictures = [ElementTree.fromstring(figures.to_svg(DRAWS[name], label="x")) for name in ("quality", "curves")]
-    found = [
-        {node.get("id"): ElementTree.tostring(node) for node in root.iter() if node.get("id")} for root in pictures
-    ]
-    for name in set(found[0]) & set(found[1]):
-        assert found[0][name] == found[1][name]
+def test_two_pictures_share_no_id():
+    roots = [ElementTree.fromstring(figures.to_svg(DRAWS["curves"], label=label)) for label in ("one", "two")]
+    ids = [[node.get("id") for node in root.iter() if node.get("id")] for root in roots]
+    assert ids[0]
+    assert len(set(ids[0] + ids[1])) == len(ids[0] + ids[1])
 
 
 @pytest.mark.parametrize("name", DRAWS)

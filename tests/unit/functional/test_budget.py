@@ -24,7 +24,7 @@ def half_up(ratio: float, num_samples: int) -> int:
     [(0.29, 100, 29), (0.1, 3, 0), (0.1, 5, 1), (0.1, 15, 2), (0.57, 100, 57), (1.1 - 1.0, 10, 1), (1.0, 7, 7)],
 )
 def test_a_float_product_just_below_a_whole_number_is_that_number(ratio, num_samples, expected):
-    """int(.29 * 100) is 28 and int(.1 * 3) is 0 (CASES, 42)."""
+    """int(.29 * 100) is 28 and int(.1 * 3) is 0."""
     if expected:
         assert budget(ratio, num_samples) == expected
     else:
@@ -34,6 +34,7 @@ def test_a_float_product_just_below_a_whole_number_is_that_number(ratio, num_sam
 
 @given(ratio=DECIMAL_RATIOS, num_samples=NUM_SAMPLES)
 def test_budget_is_decimal_half_up(ratio, num_samples):
+    """group-mates: a small group's int(ratio * len) is 0. There is one rounding, and 0 is an error."""
     expected = half_up(ratio, num_samples)
     if expected:
         assert budget(ratio, num_samples) == expected

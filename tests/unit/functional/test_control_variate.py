@@ -3,7 +3,8 @@ import oracles
 import pytest
 import torch
 
-from datamask_pl.functional.control_variate import linear_gradient, linear_gradient_sum
+from datamask_pl.functional.control_variate import dual_direction, linear_gradient, linear_gradient_sum
+from datamask_pl.functional.exponential_race import inclusion_probabilities
 from datamask_pl.functional.plackett_luce import draw_group, masks_of
 
 
@@ -81,3 +82,35 @@ def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit():
     ]
     assert torch.equal(torch.stack(parts).sum(0), whole_N)
     np.testing.assert_allclose(whole_N, linear_gradient(logits_N, masks_RN, group.log_times_R, slopes_N).sum(0))
+
+
+def test_of_many_samples_the_dual_direction_is_the_slope_up_to_a_constant():
+    logits_N = 2.0 * torch.randn(2000, generator=generator(), dtype=torch.float64)
+    slopes_N = torch.randn(2000, generator=generator(1), dtype=torch.float64)
+    group = draw_group(logits_N, 400, generators=[generator(seed) for seed in range(200)])
+    linear_N = linear_gradient(logits_N, masks_of(group.draws_RK, 2000), group.log_times_R, slopes_N).mean(0)
+    direction_N = dual_direction(logits_N, linear_N, torch.zeros_like(linear_N), num_selected=400)
+    difference_N = direction_N - slopes_N
+    # the time of the last ring scatters by a few per cent, and late hazards feel it most
+    is_open_N = inclusion_probabilities(logits_N, 400) < 0.95
+    assert float(difference_N[is_open_N].std()) < 0.05
+    assert float(linear_N[is_open_N].sub(slopes_N[is_open_N]).std()) > 0.5
+
+
+def test_the_rest_is_divided_by_one_number():
+    logits_N = 3.0 * torch.randn(50, generator=generator(), dtype=torch.float64)
+    rest_N = torch.randn(50, generator=generator(1), dtype=torch.float64)
+    ratio_N = dual_direction(logits_N, torch.zeros_like(rest_N), rest_N, num_selected=5) / rest_N
+    assert float(ratio_N.min()) > 1.0
+    np.testing.assert_allclose(ratio_N, ratio_N[0])
+
+
+@pytest.mark.parametrize("num_selected", [1, 3, 6])
+@pytest.mark.parametrize("gap", [120.0, 1e5])
+def test_the_dual_direction_is_finite_where_exp_is_not(gap, num_selected):
+    logits_N = torch.tensor([0.0, gap, -gap, gap - 1.0, 0.5, -gap], dtype=torch.float64)
+    slopes_N = torch.arange(6.0, dtype=torch.float64)
+    group = draw_group(logits_N, num_selected, generators=[generator(seed) for seed in range(8)])
+    linear_N = linear_gradient(logits_N, masks_of(group.draws_RK, 6), group.log_times_R, slopes_N).mean(0)
+    direction_N = dual_direction(logits_N, linear_N, torch.ones_like(linear_N), num_selected=num_selected)
+    assert bool(direction_N.isfinite().all())

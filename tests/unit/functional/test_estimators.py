@@ -73,7 +73,7 @@ def test_advantages_are_those_of_the_oracle(num_rollouts):
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e9, 1e-300])
 @pytest.mark.parametrize("num_rollouts", [1, 2, 7])
 def test_equal_rewards_give_exactly_zero(advantage, value, num_rollouts):
-    """NeMo-RL #4161: one rollout or a zero spread gives NaN advantages (CASES, 38)."""
+    """NeMo-RL #4161: one rollout or a zero spread gives NaN advantages."""
     rewards_R = torch.full((num_rollouts,), value, dtype=torch.float64)
     assert not has_spread(rewards_R)
     assert torch.equal(advantage(rewards_R), torch.zeros(num_rollouts, dtype=torch.float64))

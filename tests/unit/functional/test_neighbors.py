@@ -119,7 +119,7 @@ def test_no_rows_have_no_lists():
 def test_with_copies_each_sample_is_first_in_its_own_list_and_no_list_repeats(
     monkeypatch, dtype, num_neighbors, panel_rows
 ):
-    """apricot #19: redundant rows give repeated indices (CASES, 41)."""
+    """apricot #19: redundant rows give repeated indices."""
     monkeypatch.setattr(neighbors, "PANEL_ROWS", panel_rows)
     # 130 samples, 5 of them different, with norms that round to either side of 1
     features_ND = unit_rows(5, 7, dtype=dtype)[torch.arange(130) % 5]

@@ -125,7 +125,7 @@ def test_scores_of_a_draw_sum_to_zero(gap):
 @pytest.mark.parametrize("gap", [120.0, 1000.0])
 @pytest.mark.parametrize("num_selected", [1, 2, 4])
 def test_score_and_log_prob_survive_gaps_that_exp_does_not(gap, num_selected):
-    """torch #48841: with a gap of 120, probabilities underflow (CASES, 36)."""
+    """torch #48841: with a gap of 120, probabilities underflow."""
     logits_N = np.array([0.0, gap, -gap, gap - 1.0])
     draws = list(itertools.permutations(range(4), num_selected))
     expected_R = [float(oracles.log_prob_of_draw(torch.tensor(logits_N), order)) for order in draws]
@@ -137,7 +137,7 @@ def test_score_and_log_prob_survive_gaps_that_exp_does_not(gap, num_selected):
 @pytest.mark.parametrize("gap", [120.0, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_impossible_samples_are_never_drawn(gap, dtype):
-    """torch #48841: multinomial drew samples of probability zero two times in three (CASES, 36)."""
+    """torch #48841: multinomial drew samples of probability zero two times in three."""
     logits_N = torch.full((1000,), -gap, dtype=dtype)
     possible = torch.arange(0, 1000, 10)
     logits_N[possible] = 0.0
@@ -160,7 +160,7 @@ def test_a_draw_is_exactly_k_different_rows(num_samples, num_selected):
 
 
 def test_more_than_2_to_the_24_samples_can_be_drawn_from():
-    """torch #2576: multinomial stops at 2^24 categories (CASES, 35)."""
+    """torch #2576: multinomial stops at 2^24 categories."""
     num_samples = 2**24 + 1
     logits_N = torch.zeros(num_samples)
     logits_N[-1] = 50.0

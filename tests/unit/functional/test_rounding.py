@@ -24,6 +24,9 @@ class Solver:
     def gains(self, mask_N):
         return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
 
+    def interactions(self, rows):
+        return self.objective.interactions(rows, self.ground, SCALES)
+
     def top_k(self, num_steps=20):
         logits_N = torch.zeros(self.ground.num_samples, dtype=torch.float64)
         for step in range(num_steps):
@@ -50,7 +53,7 @@ def random_solver(kind, seed, *, num_samples=None):
 @pytest.mark.parametrize("num_selected", [1, 2, 50, 99, 100])
 @pytest.mark.parametrize("num_levels", [1, 2, 7, 1000])
 def test_top_k_is_a_stable_sort_cut_at_the_budget(num_selected, num_levels):
-    """torch #127196: ties in topk differ between devices (CASES, 37)."""
+    """torch #127196: ties in topk differ between devices."""
     logits_N = np.random.default_rng(num_levels).integers(0, num_levels, size=100).astype(np.float32)
     expected_N = oracles.mask_of(list(np.argsort(-logits_N, kind="stable")[:num_selected]), 100)
     mask_N = top_k_mask(torch.tensor(logits_N), num_selected)
@@ -135,6 +138,48 @@ def test_exchanges_end_where_no_single_one_is_better(monkeypatch, kind):
                 trial_N = mask_N.numpy().copy()
                 trial_N[added], trial_N[removed] = True, False
                 assert oracle(trial_N) <= value + 1e-12
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+@pytest.mark.parametrize("num_candidates", [3, 24])
+def test_with_interactions_no_exchange_at_all_is_better_and_the_value_is_the_masks(monkeypatch, kind, num_candidates):
+    """With 3 candidates on either side it takes rounds, and single exchanges beyond them are not looked at."""
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", num_candidates)
+    num_improved = 0
+    for seed in range(6):
+        solver, oracle = random_solver(kind, seed, num_samples=18)
+        start_N = torch.tensor(problems.random_masks(1, 18, solver.ground.num_selected, seed)[0])
+        before_N = start_N.clone()
+        mask_N, value = polish(
+            start_N, values=solver.values, gains=solver.gains, interactions=solver.interactions, features=None
+        )
+        assert torch.equal(start_N, before_N)
+        assert int(mask_N.sum()) == solver.ground.num_selected
+        assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
+        assert value >= oracle(start_N.numpy()) - 1e-12
+        num_improved += value > oracle(start_N.numpy()) + 1e-9
+        if num_candidates < 18:
+            continue
+        gain = float(solver.gains(mask_N).abs().max())
+        for added in np.flatnonzero(~mask_N.numpy()):
+            for removed in np.flatnonzero(mask_N.numpy()):
+                trial_N = mask_N.numpy().copy()
+                trial_N[added], trial_N[removed] = True, False
+                assert oracle(trial_N) <= value + 2 * rounding.RELATIVE_ROUNDING * gain
+    assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize("num_matched", [1, 8])
+def test_exchange_finds_what_the_best_single_gain_does_not(monkeypatch, num_matched):
+    """The best to add interacts with all that could go; only the second best is worth an exchange."""
+    monkeypatch.setattr(rounding, "NUM_MATCHED", num_matched)
+    interaction_CC = np.zeros((4, 4))
+    interaction_CC[0, 2:] = interaction_CC[2:, 0] = 5.0
+    is_kept_C = np.array([False, False, True, True])
+    gain_C = np.array([4.0, 3.0, 1.0, 2.0])
+    assert rounding.exchange(is_kept_C, gain_C, interaction_CC).tolist() == [False, True, False, True]
+    assert is_kept_C.tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("max_enumerated", [0, 16])

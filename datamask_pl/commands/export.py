@@ -1,0 +1,296 @@
+"""Makes another mask from the logits of a finished one: another ratio, cost or quota, without training.
+
+Shapes: N samples of a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datamask_pl.budget_table import describe_budgets
+from datamask_pl.data.forced_ids import ForcedIds, read_forced_ids
+from datamask_pl.data.limits import encode_groups
+from datamask_pl.data.rows import read_costs, read_groups
+from datamask_pl.data.schema import check_cost_type, check_group_type
+from datamask_pl.data.sources import read_sources
+from datamask_pl.data.types import Limits, group_budgets_of
+from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaError
+from datamask_pl.functional.budget import BudgetRule
+from datamask_pl.functional.constraint import Constraint
+from datamask_pl.mask_columns import find_types, join_columns, own_schema
+from datamask_pl.mask_file import (
+    Manifest,
+    list_parts,
+    part_name,
+    read_columns,
+    read_complete,
+    read_part,
+    write_table,
+)
+from datamask_pl.storage import AnyPath, any_path, full_name, list_names
+
+
+def export(
+    mask: str,
+    output: str,
+    *,
+    select_ratio: float = 0.1,
+    cost_column: str | None = None,
+    group_column: str | None = None,
+    group_budget: Literal["proportional", "free"] | dict[str, float] = "proportional",
+    keep_ids: str | list[str] | None = None,
+    drop_ids: str | list[str] | None = None,
+    source: str | list[str] | None = None,
+    id_column: str = "chunk_id",
+) -> None:
+    """Makes another mask from the logits of a finished one, block by block, without training.
+
+    In every block the samples of the highest logits are kept that the budget allows. Of what the mask was made with
+    nothing is taken over but its logits: what is to limit the new mask is said here. `apply` takes it as any other. A
+    limit that is known before is better given to `fit`, which learns what is best within it.
+
+    Memory: a part of the mask at a time. With source, all ids of the mask and a table of them, see `apply`, and the
+    columns named.
+
+    Args:
+        mask: folder of a finished mask, which fit names at its end.
+        output: folder for the new mask. If it was begun before, with the same options, it is finished.
+        select_ratio: share of each block to keep, above 0 and at most 1; of its cost with cost_column.
+        cost_column: column of costs, such as numbers of tokens: of the mask's parts, where fit writes the one that it
+            is given as `cost`, or of source.
+        group_column: column of groups that get a budget each: of the mask's parts, where fit writes the one that it is
+            given as `group`, or of source.
+        group_budget: `proportional` keeps select_ratio of every group; ratios by name, such as {code: 0.3}, keep
+            another share of the groups that they name; `free` counts groups and does not limit them.
+        keep_ids: parquet files with the id column, or text files with an id a line: samples that are kept in any case.
+        drop_ids: the same, of samples that are left out in any case.
+        source: parquet files, folders, globs or fsspec URLs that have the columns named, and the ids of all samples of
+            the mask once; several as ["one", "two"]. Joined by id.
+        id_column: the column of the ids in source, and in parquet files of ids.
+
+    Raises:
+        ConfigError: If the mask is not finished, an option cannot be, or the output holds something else.
+        BudgetError: If a budget is out of range, or cannot be met by a block; names the numbers.
+        SchemaError: If a column is missing or of a type that cannot be used.
+        DataFileError: If a file is missing, cannot be read, or cannot be written.
+        BadRowError: If a cost or a group cannot be used, or a sample is not in source, or there more than once.
+    """
+    rule = BudgetRule(select_ratio, group_budget)
+    if group_column is None and group_budget != "proportional":
+        raise ConfigError("group_budget needs groups; name the column that holds them in group_column.")
+    if source is not None and cost_column is None and group_column is None:
+        raise ConfigError("source is for its columns; name one in cost_column or group_column, or leave it out.")
+    folder, target = any_path("mask", mask), any_path("output", output)
+    if full_name(folder) == full_name(target):
+        raise ConfigError(f"output {output} is the mask's own folder; give another.")
+    manifest = read_complete(folder)
+    id_type = own_schema(folder).field("id").type
+    forced = read_forced_ids(keep_ids, drop_ids, id_column=id_column, id_type=id_type)
+    settings = {
+        "export.select_ratio": select_ratio,
+        "export.cost_column": cost_column,
+        "export.group_column": group_column,
+        "export.group_budget": group_budget,
+        "export.source": source,
+        **{f"export.{name}": digest for name, digest in ({} if forced is None else forced.digests()).items()},
+    }
+    blocks = _Blocks(folder, manifest, rule, forced, cost_column, group_column)
+    _check_output(target, manifest, settings, blocks)
+    blocks.find_columns(source, id_column)
+    # all of them before any file is written
+    blocks.check()
+    new = Manifest(
+        plan_hash=manifest.plan_hash,
+        files=manifest.files,
+        num_blocks=manifest.num_blocks,
+        settings=settings,
+        versions=manifest.versions,
+        config=manifest.config,
+    )
+    for block in range(manifest.num_blocks):
+        new.blocks[block] = read_part(target, block) or blocks.write(block, target, settings)
+    new.write(target)
+    print(_describe(new, folder, target))
+
+
+class _Blocks:
+    """The blocks of a mask, and what limits the new one.
+
+    Args:
+        folder: of the mask.
+        manifest: of the mask.
+        rule: how much is kept.
+        forced: ids that are kept or left out in any case.
+        cost_column: see `export`.
+        group_column: see `export`.
+    """
+
+    def __init__(
+        self,
+        folder: AnyPath,
+        manifest: Manifest,
+        rule: BudgetRule,
+        forced: ForcedIds | None,
+        cost_column: str | None,
+        group_column: str | None,
+    ) -> None:
+        self._folder, self._manifest, self._rule, self._forced = folder, manifest, rule, forced
+        self._cost_column, self._group_column = cost_column, group_column
+        self._joined: list[pa.Table] | None = None
+
+    def find_columns(self, source: str | list[str] | None, id_column: str) -> None:
+        """Looks for the columns named, and joins them if they are the source's."""
+        names = [name for name in dict.fromkeys((self._cost_column, self._group_column)) if name is not None]
+        if source is None:
+            schema = own_schema(self._folder)
+            if missing := [name for name in names if name not in schema.names]:
+                raise SchemaError(
+                    f"{self._folder / part_name(0)} has no column {missing[0]!r}; its columns are: "
+                    f"{', '.join(schema.names)}. Give source, files that have it and the ids."
+                )
+            self._check_types(part_name(0), {name: schema.field(name).type for name in names})
+            return
+        files = read_sources(source, id_column)
+        for file in files:
+            self._check_types(file.location.name, find_types(file, names))
+        self._joined = join_columns(self._folder, self._manifest, files, names, id_column=id_column)
+
+    def check(self) -> None:
+        """Raises what `write` would of costs, groups and budgets."""
+        names: set[str] = set()
+        for block in range(self._manifest.num_blocks):
+            constraint, _, _ = self._limit(block)
+            names |= set(constraint.totals.names)
+        if unknown := sorted(set(self._rule.named_ratios) - names):
+            raise ConfigError(
+                f"group_budget names {', '.join(unknown)}; the groups of the mask are: {', '.join(sorted(names)[:20])}."
+            )
+
+    def logits(self, block: int) -> Tensor:
+        """The logits of a block: float32 (N,)."""
+        column = self._read(block, ["logit"])["logit"]
+        return torch.from_numpy(column.to_numpy().copy())
+
+    def write(self, block: int, target: AnyPath, settings: dict[str, Any]) -> dict[str, Any]:
+        """Writes the new part of a block, and returns what the manifest says of it."""
+        table, logits_N = self._read(block, None), self.logits(block)
+        constraint, cost_N, groups = self._limit(block)
+        mask_N = constraint.fill(logits_N)
+        columns = {
+            "selected": pa.array(mask_N.numpy()),
+            "probability": pa.array(constraint.probabilities(logits_N).float().numpy()),
+        }
+        if cost_N is not None:
+            columns["cost"] = pa.array(cost_N)
+        if groups is not None:
+            columns["group"] = groups.cast(pa.string()).dictionary_encode()
+        for name, column in columns.items():
+            index = table.schema.get_field_index(name)
+            table = table.append_column(name, column) if index < 0 else table.set_column(index, name, column)
+        about = {
+            "part": part_name(block),
+            "num_samples": table.num_rows,
+            "num_selected": int(mask_N.sum()),
+            "num_dropped": self._manifest.blocks[block]["num_dropped"],
+            "budgets": [asdict(group) for group in group_budgets_of(constraint, mask_N)],
+            "made_from": {"mask": str(self._folder), "logits": hash_logits(logits_N)},
+        }
+        plan_hash = self._manifest.plan_hash
+        write_table(target, block, table, plan_hash=plan_hash, settings=settings, about=about)
+        return about
+
+    def _check_types(self, file_name: str, types: dict[str, pa.DataType]) -> None:
+        if self._cost_column is not None:
+            check_cost_type(file_name, self._cost_column, types[self._cost_column])
+        if self._group_column is not None:
+            check_group_type(file_name, self._group_column, types[self._group_column])
+
+    def _read(self, block: int, columns: list[str] | None) -> pa.Table:
+        columns = own_schema(self._folder).names if columns is None else columns
+        return read_columns(self._folder, block, self._manifest, columns)
+
+    def _limit(self, block: int) -> tuple[Constraint, NDArray[np.float64] | None, pa.Array | None]:
+        """The constraint of a block, and its costs and groups where there are any."""
+        ids = self._read(block, ["id"])["id"]
+        cost_N, groups = self._columns(block)
+        names, group_N = ((), None) if groups is None else encode_groups([groups])
+        fate_N = np.zeros(len(ids), dtype=np.int8) if self._forced is None else self._forced.fates(ids.chunks)
+        limits = Limits(
+            cost_N=None if cost_N is None else torch.from_numpy(cost_N),
+            group_N=None if group_N is None else torch.from_numpy(group_N),
+            names=names,
+            fate_N=torch.from_numpy(fate_N),
+        )
+        try:
+            return Constraint(limits.holdings(), self._rule), cost_N, groups
+        except BudgetError as error:
+            raise BudgetError(f"block {block}: {error}") from error
+
+    def _columns(self, block: int) -> tuple[NDArray[np.float64] | None, pa.Array | None]:
+        """Costs and groups of a block."""
+        names = [name for name in dict.fromkeys((self._cost_column, self._group_column)) if name is not None]
+        if not names:
+            return None, None
+        table = self._read(block, names) if self._joined is None else self._joined[block]
+        batch = table.combine_chunks().to_batches()[0]
+
+        def refuse(is_bad_N: NDArray[np.bool_], word: Callable[[int], str]) -> None:
+            rows = np.flatnonzero(is_bad_N)
+            if rows.size:
+                raise BadRowError(
+                    f"block {block}, row {rows[0]} of its part: {word(int(rows[0]))}; mend the column, {rows.size - 1} "
+                    "more rows of the block are like it."
+                )
+
+        cost_N = None if self._cost_column is None else read_costs(batch, self._cost_column, refuse)
+        groups = None if self._group_column is None else read_groups(batch, self._group_column, refuse)
+        return cost_N, groups
+
+
+def hash_logits(logits_N: Tensor) -> str:
+    """SHA-256 of the logits that a mask was made from."""
+    return hashlib.sha256(logits_N.numpy().tobytes()).hexdigest()
+
+
+def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any], blocks: _Blocks) -> None:
+    """Refuses a folder that holds anything but parts of this very mask.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    try:
+        others = [name for name in list_names(target) if not name.startswith((".", "_"))]
+    except NotADirectoryError:
+        raise ConfigError(f"output {target} is a file; give the path of a folder.") from None
+    parts = list_parts(target)
+    if others and not parts:
+        raise ConfigError(f"output {target} holds other things, such as {min(others)}; give a new or empty folder.")
+    for block in parts:
+        try:
+            about = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings)
+        except ConfigError as error:
+            reason = str(error).split("; give another")[0].split(". Give the same")[0]
+            raise ConfigError(f"output {target} holds another mask ({reason}); give another folder.") from error
+        made_from = {} if about is None else about.get("made_from", {})
+        if about is not None and made_from.get("logits") != hash_logits(blocks.logits(block)):
+            raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; give another.")
+
+
+def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath) -> str:
+    blocks = list(manifest.blocks.values())
+    kept, whole = (sum(block[key] for block in blocks) for key in ("num_selected", "num_samples"))
+    lines = [
+        f"kept {kept:,} of {whole:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, by the logits of {folder}"
+    ]
+    lines += [*describe_budgets(blocks), f"mask    {target}"]
+    lines.append(f"next    python cli.py apply --mask {target} --source SHARDS --output FOLDER")
+    return "\n".join(lines)

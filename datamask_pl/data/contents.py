@@ -1,0 +1,65 @@
+"""What a data module knows of its data once they have been planned."""
+
+from __future__ import annotations
+
+from datamask_pl.data.blocks import BlockPlan
+from datamask_pl.data.limits import Survey
+from datamask_pl.data.loader import BlockQueue
+from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.rows import BadRows
+from datamask_pl.data.schema import Dataset
+
+
+class Contents:
+    """What `setup` finds out.
+
+    Attributes:
+        dataset: files and columns.
+        plan: the blocks.
+        plan_hash: see `hash_plan`.
+        reader: reads them.
+        queue: hands them out.
+        block_sizes: rows of each, without those dropped.
+        schedule: blocks that this group of ranks is to solve.
+        checked: blocks whose rows have been read and checked.
+        bad_rows: rows dropped.
+        surveys: what the rows of checked blocks add up to.
+    """
+
+    def __init__(self, dataset: Dataset, plan: list[BlockPlan], plan_hash: str, reader: BlockReader) -> None:
+        self.dataset = dataset
+        self.plan = plan
+        self.plan_hash = plan_hash
+        self.reader = reader
+        self.queue = BlockQueue(lambda index: reader.read(plan[index], index)[0], self._follower)
+        self.schedule: list[int] = []
+        self.checked: set[int] = set()
+        self.block_sizes = [block_plan.num_rows for block_plan in plan]
+        self.bad_rows = BadRows()
+        self.surveys: dict[int, Survey] = {}
+
+    def note(self, index: int, bad_rows: BadRows, survey: Survey) -> None:
+        """Takes in what checking a block has found."""
+        self.block_sizes[index] = self.plan[index].num_rows - bad_rows.num_rows
+        self.bad_rows.add(bad_rows)
+        self.surveys[index] = survey
+        self.checked.add(index)
+
+    def find_lost_ids(self) -> str | None:
+        """In words, if not all ids that are to be kept or left out in any case are in the data; once all were read."""
+        forced = self.reader.forced
+        if forced is None or len(self.checked) < len(self.plan):
+            return None
+        num_ids = len(forced.keep) + len(forced.drop)
+        num_found = sum(survey.num_forced for survey in self.surveys.values())
+        if num_found >= num_ids:
+            return None
+        return (
+            f"data.keep_ids and data.drop_ids hold {num_ids} ids, and {num_found} rows of the data have one of them; "
+            "the others have no effect."
+        )
+
+    def _follower(self, index: int) -> int | None:
+        """The block that comes after one in the schedule."""
+        position = self.schedule.index(index) + 1
+        return self.schedule[position] if position < len(self.schedule) else None

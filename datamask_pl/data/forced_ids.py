@@ -1,0 +1,138 @@
+"""Ids of samples that are kept, or left out, in any case: read from files, and looked up in a block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from datamask_pl.data.files import Location, expand, open_parquet
+from datamask_pl.data.sources import plain, plain_type
+from datamask_pl.errors import BudgetError, DataFileError, SchemaError
+
+_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class ForcedIds:
+    """Ids that a budget does not decide on.
+
+    Attributes:
+        keep: distinct ids that are kept, in the plain type of the id column.
+        drop: distinct ids that are left out.
+    """
+
+    keep: pa.Array
+    drop: pa.Array
+
+    def fates(self, chunks: Sequence[pa.Array]) -> NDArray[np.int8]:
+        """1 for ids that are kept in any case, -1 for those left out, 0 for the others: (N,), over all chunks."""
+        plain_ids = pa.chunked_array([plain(chunk) for chunk in chunks], self.keep.type)
+        fate_N = np.zeros(len(plain_ids), dtype=np.int8)
+        for fate, forced in ((1, self.keep), (-1, self.drop)):
+            if len(forced):
+                fate_N[np.asarray(pc.is_in(plain_ids, value_set=forced))] = fate
+        return fate_N
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of either list, whatever the order of its ids; none of an empty one."""
+        lists = {"keep_ids": self.keep, "drop_ids": self.drop}
+        return {name: _digest(ids) for name, ids in lists.items() if len(ids)}
+
+
+def read_forced_ids(
+    keep: str | Sequence[str] | None,
+    drop: str | Sequence[str] | None,
+    *,
+    id_column: str,
+    id_type: pa.DataType,
+    prefix: str = "",
+) -> ForcedIds | None:
+    """Reads both lists.
+
+    Args:
+        keep: parquet files with the id column, or text files with one id a line; None for no ids.
+        drop: the same.
+        id_column: the column.
+        id_type: type of the ids that they are compared with.
+        prefix: what stands before the options' names in messages.
+
+    Returns:
+        The ids; None if neither list is given.
+
+    Raises:
+        DataFileError: If a file is missing or cannot be read.
+        SchemaError: If ids are of another type, or null.
+        BudgetError: If an id is in both lists.
+    """
+    if keep is None and drop is None:
+        return None
+    kept = _read(keep, f"{prefix}keep_ids", id_column, id_type)
+    dropped = _read(drop, f"{prefix}drop_ids", id_column, id_type)
+    both = kept.filter(pc.is_in(kept, value_set=dropped))
+    if len(both):
+        raise BudgetError(
+            f"{prefix}keep_ids and {prefix}drop_ids share {len(both)} ids, such as {both[0].as_py()!r}; "
+            "take them out of one."
+        )
+    return ForcedIds(kept, dropped)
+
+
+def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type: pa.DataType) -> pa.Array:
+    expected = plain_type(id_type)
+    if path is None:
+        return pa.array([], expected)
+    chunks = []
+    for location in expand(path, option=option):
+        with location.open() as file:
+            is_parquet = file.read(len(_MAGIC)) == _MAGIC
+        read = _read_parquet if is_parquet else _read_text
+        chunks.append(read(location, option, id_column, expected))
+    return pc.unique(pa.concat_arrays(chunks))
+
+
+def _read_parquet(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
+    with open_parquet(location) as parquet:
+        there = parquet.schema_arrow
+        if there.names.count(id_column) != 1:
+            raise SchemaError(
+                f"{option}: {location.name} has no column {id_column!r}, or several; its columns are: "
+                f"{', '.join(there.names)}."
+            )
+        if plain_type(there.field(id_column).type) != expected:
+            raise SchemaError(
+                f"{option}: column {id_column!r} is {there.field(id_column).type} in {location.name} and {expected} in "
+                "the data; write it with the type of the data."
+            )
+        column = parquet.read([id_column], use_threads=False)[id_column]
+    if column.null_count:
+        raise SchemaError(f"{option}: {location.name} has {column.null_count} null ids; leave them out.")
+    return pa.concat_arrays([pa.array([], expected), *(plain(chunk) for chunk in column.chunks)])
+
+
+def _read_text(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
+    with location.open() as file:
+        try:
+            lines = bytes(file.read()).decode("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataFileError(
+                f"{option}: {location.name} is neither a parquet file nor a text in UTF-8; give one id a line."
+            ) from error
+    ids = [line for line in lines if line]
+    try:
+        return pa.array(ids, pa.large_string()).cast(expected)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(
+            f"{option}: {location.name} has lines that are no id of type {expected}, as column {id_column!r} holds "
+            f"({str(error).rstrip('.')}); mend them, or give a parquet file with that column."
+        ) from error
+
+
+def _digest(ids: pa.Array) -> str:
+    ordered = ids.take(pc.sort_indices(ids)).to_pylist()
+    return hashlib.sha256(repr([str(ids.type), ordered]).encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""Cost, group and fate of the samples of a block, gathered while its rows are read.
+
+Shapes: N samples of a block, K rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from datamask_pl.data.forced_ids import ForcedIds
+from datamask_pl.data.types import Limits
+from datamask_pl.functional.budget import Totals
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the rows of a block add up to.
+
+    Attributes:
+        totals: by group; None where only numbers of samples are limited.
+        num_forced: rows whose id is in a list of ids to keep or to leave out.
+    """
+
+    totals: Totals | None = None
+    num_forced: int = 0
+
+    @classmethod
+    def of(cls, limits: Limits | None) -> Survey:
+        """That of a block."""
+        if limits is None:
+            return cls()
+        return cls(limits.holdings().totals(), int((limits.fate_N != 0).sum()))
+
+
+@dataclass
+class LimitsBuilder:
+    """Gathers what the budget goes by, chunk by chunk.
+
+    Attributes:
+        forced: ids that are kept or left out in any case, if any are.
+        costs: float64 (K,) of each chunk.
+        groups: large_string (K,) of each chunk.
+    """
+
+    forced: ForcedIds | None = None
+    costs: list[NDArray[np.float64]] = field(default_factory=list)
+    groups: list[pa.Array] = field(default_factory=list)
+
+    def add(self, cost_K: NDArray[np.float64] | None, group_K: pa.Array | None) -> None:
+        """Takes in a chunk."""
+        if cost_K is not None:
+            self.costs.append(cost_K)
+        if group_K is not None:
+            self.groups.append(group_K)
+
+    def build(self, ids: list[pa.Array]) -> Limits | None:
+        """What was gathered, for the block's ids; None if there is nothing."""
+        if not (self.costs or self.groups or self.forced):
+            return None
+        fate_N = np.zeros(sum(map(len, ids)), dtype=np.int8)
+        if self.forced is not None:
+            fate_N = self.forced.fates(ids)
+        names, group_N = encode_groups(self.groups) if self.groups else ((), None)
+        return Limits(
+            cost_N=torch.from_numpy(np.concatenate(self.costs)) if self.costs else None,
+            group_N=None if group_N is None else torch.from_numpy(group_N),
+            names=names,
+            fate_N=torch.from_numpy(fate_N),
+        )
+
+
+def encode_groups(chunks: list[pa.Array]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Names of the groups, sorted, and the index of each row's: (N,).
+
+    Example:
+        >>> encode_groups([pa.array(["b", "a"]), pa.array(["b"])])
+        (('a', 'b'), array([1, 0, 1]))
+    """
+    column = pa.chunked_array(chunks)
+    names = pc.unique(column).sort()
+    code_N = np.concatenate([np.asarray(pc.index_in(chunk, value_set=names)) for chunk in column.chunks])
+    return tuple(names.to_pylist()), code_N.astype(np.int64)

@@ -1,0 +1,193 @@
+"""Exchanges that make a mask better and keep a constraint.
+
+Shapes: N samples, R masks, A left-out candidates, B kept ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datamask_pl.functional import rounding
+from datamask_pl.functional.constraint import FREE, Constraint
+
+# Up to this many free samples every allowed mask is tried.
+MAX_ENUMERATED_SAMPLES = 12
+
+
+def polish_within(
+    mask_N: Tensor,
+    constraint: Constraint,
+    *,
+    values: Callable[[Tensor], Tensor],
+    gains: Callable[[Tensor], Tensor],
+    features: Callable[[Tensor], Tensor] | None = None,
+    max_rounds: int = 100,
+) -> tuple[Tensor, float]:
+    """Exchanges kept for left-out samples of the same group as long as the objective rises. See `rounding.polish`.
+
+    With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and what
+    still fits is added, also where that lowers the objective, a mean: otherwise few samples would be the best.
+
+    Args:
+        mask_N: bool (N,), allowed, where to start; with costs one to which nothing can be added.
+        constraint: which masks are allowed.
+        values: masks bool (R, N) -> float64 (R,), the objective.
+        gains: mask bool (N,) -> float64 (N,), what keeping each sample adds, or any proxy of it.
+        features: rows int64 (C,) -> float (C, D), by which similar candidates are told; None moves similar ones too.
+        max_rounds: rounds at most.
+
+    Returns:
+        The mask, bool (N,), allowed, and its value.
+    """
+    best_value = float(values(mask_N[None])[0])
+    if constraint.rows_F.numel() <= MAX_ENUMERATED_SAMPLES:
+        return _better(mask_N, best_value, _all_allowed(constraint), values)
+    for _ in range(max_rounds):
+        gain_N = gains(mask_N)
+        added, removed = _candidates(mask_N, constraint, gain_N, features)
+        pairs = match(added, removed, constraint, gain_N=gain_N, room_G=constraint.room_left(mask_N))
+        trials_RN = _completed(_joint(mask_N, pairs), constraint, gain_N)
+        before = best_value
+        mask_N, best_value = _better(mask_N, best_value, trials_RN, values)
+        if best_value == before:
+            singles_RN = _completed(_singles(mask_N, constraint, gain_N), constraint, gain_N)
+            mask_N, best_value = _better(mask_N, best_value, singles_RN, values)
+        if best_value == before:
+            break
+    return mask_N, best_value
+
+
+def match(added: Tensor, removed: Tensor, constraint: Constraint, *, gain_N: Tensor, room_G: Tensor) -> Tensor:
+    """Pairs of a sample that comes in and one of its group that goes, every one of which promises something.
+
+    The best candidates choose first, and each takes the least valuable kept sample that makes enough room. So the
+    first pairs of the list, as many as one likes, may be exchanged together.
+
+    Args:
+        added: int64 (A,), left-out rows, best first.
+        removed: int64 (B,), kept rows.
+        constraint: which masks are allowed.
+        gain_N: float64 (N,), what each sample adds.
+        room_G: float64 (G,), what is left of the budgets.
+
+    Returns:
+        int64 (number of pairs, 2), of the largest promise first as far as the order of choosing allows.
+    """
+    added = added[: rounding.NUM_CANDIDATES]
+    group_A, cost_A, gain_A = _of(added, constraint, gain_N)
+    group_B, cost_B, gain_B = _of(removed, constraint, gain_N)
+    left_G = room_G.cpu().numpy().copy()
+    is_there_B = np.ones(len(gain_B), dtype=bool)
+    pairs = []
+    for row, (group, cost, gain) in enumerate(zip(group_A, cost_A, gain_A, strict=True)):
+        may_go_B = is_there_B & (group_B == group) & (cost_B + left_G[group] >= cost) & (gain_B < gain)
+        if may_go_B.any():
+            other = int(np.where(may_go_B, gain_B, np.inf).argmin())
+            is_there_B[other] = False
+            left_G[group] += cost_B[other] - cost
+            pairs.append((row, other))
+    rows = torch.tensor(pairs, dtype=torch.int64, device=added.device).reshape(-1, 2)
+    return torch.stack([added[rows[:, 0]], removed[rows[:, 1]]], dim=1)
+
+
+def _of(
+    rows: Tensor, constraint: Constraint, gain_N: Tensor
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Group, cost and gain of some rows, on the host."""
+    cost_N = constraint.holdings.cost_N
+    cost = torch.ones(rows.numel(), dtype=torch.float64) if cost_N is None else cost_N[rows].cpu()
+    return constraint.holdings.group_N[rows].cpu().numpy(), cost.numpy(), gain_N[rows].cpu().numpy()
+
+
+def _candidates(
+    mask_N: Tensor, constraint: Constraint, gain_N: Tensor, features: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Free samples to take in, best first, and to let go, worst first; of similar ones the first alone."""
+    is_free_N = constraint.holdings.fate_N == FREE
+    outside, inside = (~mask_N & is_free_N).nonzero().squeeze(1), (mask_N & is_free_N).nonzero().squeeze(1)
+    added = outside[_relative(outside, constraint, gain_N).argsort(descending=True, stable=True)]
+    removed = inside[_relative(inside, constraint, gain_N).argsort(stable=True)]
+    added, removed = added[: rounding.NUM_CANDIDATES], removed[: rounding.NUM_CANDIDATES]
+    if features is not None:
+        added, removed = rounding.spread_out(added, features(added)), rounding.spread_out(removed, features(removed))
+    return added, removed
+
+
+def _relative(rows: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
+    """Gain per cost beside the mean of the group, so that candidates of several groups compare."""
+    holdings = constraint.holdings
+    gain = gain_N[rows] if holdings.cost_N is None else gain_N[rows] / holdings.cost_N[rows]
+    per_cost_F = gain_N[constraint.rows_F] / constraint.cost_F
+    mean_G = constraint.sums(per_cost_F) / constraint.length_G.clamp(min=1)
+    return gain - mean_G[holdings.group_N[rows]]
+
+
+def _joint(mask_N: Tensor, pairs_P2: Tensor) -> Tensor:
+    """Masks with all pairs exchanged, half of them, a quarter, ... and one: bool (R, N)."""
+    counts = []
+    count = len(pairs_P2)
+    while count:
+        counts.append(count)
+        count //= 2
+    trials_RN = mask_N.repeat(len(counts), 1)
+    for trial_N, count in zip(trials_RN, counts, strict=True):
+        trial_N[pairs_P2[:count, 0]] = True
+        trial_N[pairs_P2[:count, 1]] = False
+    return trials_RN
+
+
+def _completed(trials_RN: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
+    """The trials with what still fits added, the best first: a budget is there to be spent."""
+    if not constraint.has_costs or len(trials_RN) == 0:
+        return trials_RN
+    return torch.stack([constraint.fill(gain_N, start_N=trial_N) for trial_N in trials_RN])
+
+
+def _singles(mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
+    """Masks with one exchange each between the first few of either side, as far as they are allowed: bool (R, N)."""
+    added, removed = _candidates(mask_N, constraint, gain_N, None)
+    added, removed = added[: rounding.NUM_SINGLES], removed[: rounding.NUM_SINGLES]
+    group_A, cost_A, _ = _of(added, constraint, gain_N)
+    group_B, cost_B, _ = _of(removed, constraint, gain_N)
+    left_G = constraint.room_left(mask_N).cpu().numpy()
+    is_allowed_AB = group_A[:, None] == group_B[None, :]
+    is_allowed_AB &= cost_B[None, :] + left_G[group_B][None, :] >= cost_A[:, None]
+    trials_RN = mask_N.repeat(int(is_allowed_AB.sum()), 1)
+    for trial_N, (one, other) in zip(trials_RN, np.argwhere(is_allowed_AB), strict=True):
+        trial_N[added[one]], trial_N[removed[other]] = True, False
+    return trials_RN
+
+
+def _all_allowed(constraint: Constraint) -> Tensor:
+    """Every allowed mask but the empty one; with costs those to which nothing can be added: bool (R, N)."""
+    num_free = constraint.rows_F.numel()
+    kept_N = constraint.kept()
+    numbers_R = torch.arange(2**num_free, device=kept_N.device)
+    bits_RF = (numbers_R[:, None] >> torch.arange(num_free, device=kept_N.device)) & 1
+    spent_RG = torch.zeros(len(bits_RF), constraint.room_G.numel(), dtype=torch.float64, device=kept_N.device)
+    spent_RG.index_add_(1, constraint.group_F, bits_RF * constraint.cost_F)
+    is_within_RG = spent_RG <= constraint.room_G if constraint.has_costs else spent_RG == constraint.room_G
+    is_allowed_R = is_within_RG.all(1)
+    if constraint.has_costs:
+        still_fits_RF = constraint.cost_F <= (constraint.room_G - spent_RG)[:, constraint.group_F]
+        is_allowed_R &= ~(still_fits_RF & (bits_RF == 0)).any(1)
+    bits_RF = bits_RF[is_allowed_R].bool()
+    masks_RN = kept_N.repeat(len(bits_RF), 1)
+    masks_RN[:, constraint.rows_F] = bits_RF
+    return masks_RN[masks_RN.any(1)]
+
+
+def _better(
+    mask_N: Tensor, best_value: float, trials_RN: Tensor, values: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, float]:
+    """The best of the trials, if it is better than the mask."""
+    if len(trials_RN) == 0:
+        return mask_N, best_value
+    value_R = torch.cat([values(chunk_RN) for chunk_RN in torch.split(trials_RN, rounding.MASKS_AT_ONCE)])
+    winner = int(value_R.argmax())
+    return (trials_RN[winner], float(value_R[winner])) if float(value_R[winner]) > best_value else (mask_N, best_value)

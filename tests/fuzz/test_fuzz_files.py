@@ -1,0 +1,346 @@
+"""Damaged files and odd configs: an error of ours, or the right answer; no other error, no hang, no wrong row.
+
+FUZZ_INPUTS says how many inputs there are over all tests, some hundreds by default; make fuzz asks for 100,000.
+"""
+
+import faulthandler
+import io
+import json
+import os
+import resource
+import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonargparse import ArgumentError
+from shards import COLUMNS, make_table
+from test_mask_file import FILES, HASH, SETTINGS, result
+
+import datamask_pl.fit
+from datamask_pl.checkpoint_io import STATE_KEY, AtomicCheckpointIO, read_checkpoint
+from datamask_pl.data.blocks import plan_blocks
+from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.schema import Columns, read_dataset
+from datamask_pl.errors import DatamaskError
+from datamask_pl.mask_file import Manifest, part_name, read_columns, read_complete, read_part, write_part
+
+NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 400)
+MORE_BYTES = 4 << 30
+
+
+def inputs(share):
+    """Hypothesis' settings for a share of all inputs."""
+    return settings(
+        max_examples=max(1, int(NUM_INPUTS * share)),
+        deadline=None,
+        database=None,
+        derandomize=NUM_INPUTS < 1000,  # make test is the same every time
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.fixture(autouse=True)
+def guarded():
+    """A hang ends the process with a traceback; a footer that asks for terabytes gets an error, not the machine."""
+    size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    faulthandler.dump_traceback_later(max(120, NUM_INPUTS // 10), exit=True)
+    resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MORE_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def ours():
+    """Lets errors of ours pass, and warnings; any other error is a failure."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with suppress(DatamaskError):
+            yield
+
+
+place = st.floats(0, 1, exclude_max=True)
+damage = st.lists(
+    st.one_of(
+        st.tuples(st.just("flip"), place, st.integers(0, 7)),
+        st.tuples(st.just("flip"), place.map(lambda share: 1 - share / 20), st.integers(0, 7)),
+        st.tuples(st.just("set"), place, st.sampled_from([0, 1, 127, 128, 255])),
+        st.tuples(st.just("cut"), place, st.integers(0, 100)),
+        st.tuples(st.just("insert"), place, st.binary(min_size=1, max_size=8)),
+        st.tuples(st.just("end"), place, place),
+        st.tuples(st.just("copy"), place, place),
+        st.tuples(st.just("footer"), st.just(0.0), st.just(0)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def spoil(content, changes, other):
+    """Content after some changes; `footer` takes the one of another file."""
+    for kind, share, value in changes:
+        position = min(int(share * len(content)), len(content) - 1)
+        if not content:
+            return content
+        head, byte, tail = content[:position], content[position], content[position + 1 :]
+        if kind == "flip":
+            content = head + bytes([byte ^ (1 << value)]) + tail
+        elif kind == "set":
+            content = head + bytes([value]) + tail
+        elif kind == "cut":
+            content = head + tail[value:]
+        elif kind == "insert":
+            content = head + value + bytes([byte]) + tail
+        elif kind == "end":
+            content = head
+        elif kind == "copy":
+            start = int(value * len(content))
+            content = head + content[start : start + 64] + tail[63:]
+        elif kind == "footer":
+            size = int.from_bytes(other[-8:-4], "little") + 8
+            content = content[: -int.from_bytes(content[-8:-4], "little") - 8] + other[-size:]
+    return content
+
+
+class Known:
+    """What a fixture knows, with a short repr."""
+
+    def __init__(self, **entries):
+        self.__dict__.update(entries)
+
+
+def is_same(column, other):
+    """Equal, or of another type: a footer has no checksum, and whoever joins by id compares the types."""
+    return column.type != other.type or column.equals(other)
+
+
+MASK_COLUMNS = ["id", "source_file", "source_row", "selected", "logit", "probability", "quality"]
+
+
+@pytest.fixture(scope="module")
+def mask(tmp_path_factory):
+    """A mask of one part: folder, manifest, rows and the bytes of the part, and those of another part of the run."""
+    folder = tmp_path_factory.mktemp("mask")
+    write_part(folder, result(num_samples=50), files=FILES, plan_hash=HASH, settings=SETTINGS)
+    manifest = Manifest(plan_hash=HASH, files=FILES, num_blocks=1, settings=SETTINGS, versions={})
+    manifest.write(folder)
+    whole = (folder / part_name(0)).read_bytes()
+    write_part(folder / "other", result(index=1, num_samples=40), files=FILES, plan_hash=HASH, settings=SETTINGS)
+    other = (folder / "other" / part_name(1)).read_bytes()
+    manifest = read_complete(folder)
+    rows = read_columns(folder, 0, manifest, MASK_COLUMNS)
+    return Known(folder=folder, manifest=manifest, rows=rows, whole=whole, other=other)
+
+
+@inputs(0.40)
+@given(changes=damage)
+def test_a_damaged_mask_is_refused_or_read_as_it_was(mask, changes):
+    (mask.folder / part_name(0)).write_bytes(spoil(mask.whole, changes, mask.other))
+    with ours():
+        about = read_part(mask.folder, 0, plan_hash=HASH, settings=SETTINGS)
+        assert about in (None, mask.manifest.blocks[0])
+        found = read_complete(mask.folder)
+        assert found == mask.manifest
+        rows = read_columns(mask.folder, 0, found, MASK_COLUMNS)
+        assert is_same(rows["id"], mask.rows["id"])
+        for name in MASK_COLUMNS[1:]:
+            assert rows[name].equals(mask.rows[name]), name
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Folder, content, the bytes of a checkpoint, and those of another."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    path, contents = folder / "block-00000-step-000001.ckpt", []
+    for step in (1, 2):
+        block = {"index": 0, "scales": torch.ones(2, dtype=torch.float64), "num_steps": step, "best_mask": None}
+        state = {"version": 1, "plan_hash": HASH, "settings": SETTINGS, "block": block}
+        content = {STATE_KEY: state, "state_dict": {"policy.logits": torch.arange(100.0) * step}}
+        AtomicCheckpointIO().save_checkpoint(content, path)
+        contents.append((content, path.read_bytes()))
+    return Known(path=path, content=contents[0][0], whole=contents[0][1], other=contents[1][1])
+
+
+def as_plain(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+@inputs(0.20)
+@given(changes=damage)
+def test_a_damaged_checkpoint_is_refused_or_read_as_it_was(checkpoint, changes):
+    changes = [change for change in changes if change[0] != "footer"]
+    checkpoint.path.write_bytes(spoil(checkpoint.whole, changes, checkpoint.other))
+    with ours():
+        assert as_plain(read_checkpoint(checkpoint.path)) == as_plain(checkpoint.content)
+
+
+KINDS = {
+    "fixed": {"feature_type": pa.list_(pa.float32(), 4)},
+    "lists": {"feature_type": pa.list_(pa.float64())},
+    "half": {"feature_type": pa.list_(pa.float16(), 4)},
+    "text ids": {"chunk_id": pa.array([f"id {row}" for row in range(60)]).dictionary_encode()},
+}
+# Of all but the last every altered row is noticed. Page headers have no checksum; that of a dictionary can be altered
+# to give other values: pyarrow 26 read one in some thousands of such files as one id for a whole row group.
+WRITERS = [
+    {"compression": "zstd", "use_dictionary": False},
+    {"compression": "none", "use_dictionary": False},
+    {"row_group_size": 17, "use_dictionary": False},
+    {"row_group_size": 17},
+]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Path, and for each kind of shard its bytes, those of another and the block that is in it."""
+    path = tmp_path_factory.mktemp("shards") / "shard.parquet"
+    found = []
+    for columns in KINDS.values():
+        for options in WRITERS:
+            contents = []
+            for seed in (0, 1):
+                table = make_table(60, seed=seed, **columns)
+                pq.write_table(table, path, write_page_checksum=True, **options)
+                contents.append(path.read_bytes())
+            path.write_bytes(contents[0])
+            found.append((*contents, read_block(path)))
+    return Known(path=path, found=found)
+
+
+def read_block(path):
+    dataset = read_dataset(str(path), Columns(**COLUMNS))
+    plan = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=10**6, seed=0)
+    return BlockReader(dataset, quality_scaling="rank", on_bad_row="error").read(plan[0], 0)[0]
+
+
+@inputs(0.34)
+@given(kind=st.integers(0, len(KINDS) * len(WRITERS) - 1), changes=damage)
+def test_a_damaged_shard_is_refused_or_read(shards, kind, changes):
+    whole, other, expected = shards.found[kind]
+    shards.path.write_bytes(spoil(whole, [change for change in changes if change[0] != "footer"], other))
+    with ours():
+        block = read_block(shards.path)
+        if kind % len(WRITERS) == len(WRITERS) - 1:
+            return
+        assert is_same(block.ids, expected.ids)
+        assert block.features_ND.tolist() == expected.features_ND.tolist()
+        assert block.quality_N.tolist() == expected.quality_N.tolist()
+
+
+@inputs(0.02)
+@given(num_rows=st.lists(st.integers(0, 40), min_size=1, max_size=4), size=st.integers(1, 30), data=st.data())
+def test_every_row_of_shards_of_any_shape_is_read_once(tmp_path_factory, num_rows, size, data):
+    folder = tmp_path_factory.mktemp("shapes")
+    for index, count in enumerate(num_rows):
+        kind = data.draw(
+            st.sampled_from([pa.list_(pa.float32(), 4), pa.list_(pa.float32()), pa.large_list(pa.float32())])
+        )
+        group = data.draw(st.integers(1, 50))
+        table = make_table(count, first_id=1000 * index, feature_type=kind)
+        pq.write_table(table, folder / f"{index}.parquet", row_group_size=group)
+    with ours():
+        dataset = read_dataset(str(folder), Columns(**COLUMNS))
+        plan = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=size, seed=0)
+        reader = BlockReader(dataset, quality_scaling="rank", on_bad_row="error")
+        ids = [id_ for index in range(len(plan)) for id_ in reader.read(plan[index], index)[0].ids.to_pylist()]
+        assert ids == [1000 * index + row for index, count in enumerate(num_rows) for row in range(count)]
+
+
+plain = st.none() | st.booleans() | st.integers(-3, 10**10) | st.floats() | st.text(max_size=8)
+anything = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+)
+MANIFEST_KEYS = ["plan_hash", "files", "num_blocks", "settings", "versions", "config", "blocks", "format"]
+
+
+@inputs(0.03)
+@given(changes=st.dictionaries(st.sampled_from([*MANIFEST_KEYS, "more"]), anything, max_size=4), block=anything)
+def test_any_json_is_a_manifest_or_refused(mask, tmp_path_factory, changes, block):
+    folder = mask.folder
+    (folder / part_name(0)).write_bytes(mask.whole)
+    path = folder / "_manifest.json"
+    before = path.read_text()
+    content = {**json.loads(before), **changes}
+    if "more" in changes:
+        content["blocks"] = {"0": block}
+    try:
+        path.write_text(json.dumps(content))
+        with ours():
+            found = Manifest.read(folder)
+            assert found is not None
+            assert isinstance(found.plan_hash, str)
+            assert read_complete(folder).blocks[0] == mask.manifest.blocks[0]
+    finally:
+        path.write_text(before)
+
+
+class _Parser(Exception):  # noqa: N818
+    pass
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """The parser of `fit`, before anything has been parsed."""
+
+    class Stops(datamask_pl.fit.FitCLI):
+        def parse_arguments(self, parser, args):
+            raise _Parser(parser)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datamask_pl.fit, "FitCLI", Stops)
+        with pytest.raises(_Parser) as caught:
+            datamask_pl.fit.run_fit([])
+    return caught.value.args[0]
+
+
+OPTIONS = [
+    "data.path", "data.block_size", "data.quality_columns", "data.partial", "data.seed", "model.select_ratio",
+    "model.diversity", "model.num_steps", "model.estimator", "checkpoint.keep", "mask.output", "launch.timeout_s",
+    "trainer.callbacks", "trainer.logger", "run_name", "ckpt_path", "nothing", "model",
+]  # fmt: skip
+scalars = plain | st.sampled_from(
+    [
+        "disf",
+        "1e3",
+        "~",
+        "{",
+        "[1",
+        "!!python/object/apply:os.system [x]",
+        {"class_path": "os.system"},
+        {"init_args": 1},
+    ]
+)
+
+
+@inputs(0.01)
+@given(
+    options=st.dictionaries(st.sampled_from(OPTIONS), scalars | st.lists(scalars, max_size=2), max_size=4),
+    # no "a: &a {b: *a}": jsonargparse walks a mapping that contains itself for ever
+    text=st.none() | st.text(max_size=30) | st.sampled_from(["&a [*a]", "? [x]\n: y", "- 1\n- 2"]),
+)
+def test_any_yaml_is_a_config_or_refused(parser, tmp_path_factory, options, text):
+    nested = {}
+    for name, value in options.items():
+        group, _, option = name.rpartition(".")
+        inner = nested.setdefault(group, {}) if group else nested
+        if isinstance(inner, dict):
+            inner[option] = value
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path.write_text(yaml.safe_dump(nested) if text is None else text, encoding="utf-8", errors="surrogateescape")
+    # of these errors the command line makes one line
+    with ours(), suppress(ArgumentError, UnicodeDecodeError):
+        try:
+            parser.parse_args(["fit", "--config", str(path), "--data.path", "x"])
+        except ValueError as error:
+            if "null byte" not in str(error):
+                raise

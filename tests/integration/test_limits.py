@@ -1,0 +1,195 @@
+"""Token budgets, quotas and forced samples from the command line to the files."""
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fits import ESTIMATORS, ROLLOUTS, assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
+from ranks import on
+from shards import make_table, write
+
+SIZES = [50, 70]
+RNG = np.random.default_rng(0)
+TOKENS = [RNG.integers(1, 200, size=size) for size in SIZES]
+SOURCES = [np.array(["web", "code", "web", "wiki"])[RNG.integers(0, 4, size=size)] for size in SIZES]
+COST = ("--data.cost_column", "tokens")
+GROUP = ("--data.group_column", "source")
+
+
+@pytest.fixture
+def shards(workplace):
+    first_id = 0
+    for index, size in enumerate(SIZES):
+        columns = {"tokens": pa.array(TOKENS[index]), "source": pa.array(SOURCES[index]).dictionary_encode()}
+        write(workplace / f"data/shard-{index}.parquet", make_table(size, first_id=first_id, dim=8, **columns))
+        first_id += size
+    return str(workplace / "data")
+
+
+def fit_limited(shards, *args, estimator="multilinear"):
+    fit("--data.path", shards, "--data.block_size", "60", "--model.select_ratio", "0.2", *ESTIMATORS[estimator], *args)
+
+
+def selected(table, column):
+    return table[column].filter(table["selected"])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+class TestFit:
+    def test_a_token_budget_is_used_up_and_never_exceeded(self, shards, estimator, capsys):
+        fit_limited(shards, *COST, estimator=estimator)
+        for table, block in zip(parts(run_folder()), manifest(run_folder())["blocks"].values(), strict=True):
+            cost_N, kept_N = table["cost"].to_numpy(), np.asarray(table["selected"])
+            limit = 0.2 * cost_N.sum()
+            assert table["cost"].type == pa.float64()
+            assert 0.9 * limit < cost_N[kept_N].sum() <= limit + 1e-9
+            (budget,) = block["budgets"]
+            assert budget["kept_cost"] == cost_N[kept_N].sum()
+            assert budget["budget"] == pytest.approx(limit)
+            assert block["num_selected"] == kept_N.sum()
+        assert np.array_equal(
+            np.concatenate([t["cost"].to_numpy() for t in parts(run_folder())]), np.concatenate(TOKENS)
+        )
+        assert re.search(r"all +\d+ +120 ", capsys.readouterr().out)
+
+    def test_every_group_has_its_quota(self, shards, estimator):
+        fit_limited(shards, *GROUP, "--model.group_budget", "{code: 0.5, wiki: 0}", estimator=estimator)
+        for table in parts(run_folder()):
+            whole, kept = table["group"].to_pylist(), selected(table, "group").to_pylist()
+            exact = {"code": 0.5 * whole.count("code"), "web": 0.2 * whole.count("web"), "wiki": 0.0}
+            assert len(kept) == int(sum(exact.values()) + 0.5)
+            assert all(abs(kept.count(name) - share) < 1 for name, share in exact.items())
+
+    def test_forced_ids_are_in_and_out_and_count(self, shards, estimator, workplace):
+        (workplace / "keep.txt").write_text("3\n77\n\n5\n")
+        pq.write_table(pa.table({"chunk_id": [4, 78, 100]}), workplace / "drop.parquet")
+        forced = ("--data.keep_ids", "keep.txt", "--data.drop_ids", "drop.parquet")
+        fit_limited(shards, *forced, estimator=estimator)
+        tables = parts(run_folder())
+        kept = [identifier for table in tables for identifier in selected(table, "id").to_pylist()]
+        assert {3, 5, 77} <= set(kept)
+        assert not {4, 78, 100} & set(kept)
+        assert [int(np.sum(table["selected"])) for table in tables] == [12, 12]
+        probability = dict(zip(tables[0]["id"].to_pylist(), tables[0]["probability"].to_pylist(), strict=True))
+        assert (probability[3], probability[4]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("estimator", ["multilinear", "leave_one_out"])
+def test_two_ranks_give_the_mask_of_one(shards, workplace, estimator):
+    (workplace / "keep.txt").write_text("3\n77\n")
+    options = (
+        "--data.path", shards, "--data.block_size", "60", "--model.select_ratio", "0.2", *ESTIMATORS[estimator],
+        *COST, *GROUP, "--data.keep_ids", "keep.txt",
+    )  # fmt: skip
+    for num_ranks in (1, 2):
+        code, _, err = run(*options, "--mask.output", f"mask-{num_ranks}", *on(num_ranks), folder=workplace)
+        assert code == 0, err
+    assert_same_mask(workplace / "mask-1", workplace / "mask-2", num_parts=2)
+
+
+def test_groups_and_costs_together_give_every_group_a_token_budget(shards):
+    fit_limited(shards, *COST, *GROUP)
+    for table, block in zip(parts(run_folder()), manifest(run_folder())["blocks"].values(), strict=True):
+        for budget in block["budgets"]:
+            is_of_group = np.array(table["group"].to_pylist()) == budget["name"]
+            cost_N = table["cost"].to_numpy()[is_of_group]
+            assert budget["budget"] == pytest.approx(0.2 * cost_N.sum())
+            assert cost_N[np.asarray(table["selected"])[is_of_group]].sum() == budget["kept_cost"] <= budget["budget"]
+
+
+def test_free_groups_are_counted_and_not_limited(shards):
+    fit_limited(shards, *GROUP, "--model.group_budget", "free")
+    for table, block in zip(parts(run_folder()), manifest(run_folder())["blocks"].values(), strict=True):
+        kept = selected(table, "group").to_pylist()
+        assert len(kept) == 12
+        assert {group["name"]: group["num_selected"] for group in block["budgets"]} == {
+            name: kept.count(name) for name in ("code", "web", "wiki")
+        }
+        assert all(group["budget"] is None for group in block["budgets"])
+
+
+def test_a_run_is_not_continued_with_other_limits(shards, workplace, capsys):
+    (workplace / "keep.txt").write_text("3\n")
+    fit_limited(shards, "--data.keep_ids", "keep.txt", "--run_name", "one")
+    fit_limited(shards, "--data.keep_ids", "keep.txt", "--run_name", "one")
+    assert "nothing was left to do" in capsys.readouterr().out
+    (workplace / "keep.txt").write_text("4\n")
+    for changed in (("--data.keep_ids", "keep.txt"), (), COST):
+        with pytest.raises(SystemExit):
+            fit_limited(shards, *changed, "--run_name", "one")
+        assert "holds the mask of other data" in capsys.readouterr().err
+
+
+def test_rows_without_cost_or_group_are_bad_rows(workplace, capsys):
+    columns = {"tokens": pa.array([1.0, None, -1.0, float("nan"), *[2.0] * 16])}
+    columns["source"] = pa.array(["a"] * 18 + [None, "b"])
+    shards = write_shards(workplace / "data", [20], **columns)
+    with pytest.raises(SystemExit):
+        fit_limited(shards, *COST, *GROUP)
+    assert "row 1: cost column 'tokens' must not be null" in capsys.readouterr().err
+    fit_limited(shards, *COST, *GROUP, "--data.on_bad_row", "drop")
+    (table,) = parts(run_folder())
+    assert table["source_row"].to_pylist() == [0, *range(4, 18), 19]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--data.cost_column", "source"), "cost column 'source' must be a float, integer or decimal column"),
+        (("--data.group_column", "feature_arr"), "group column 'feature_arr' must be a string or integer column"),
+        (("--data.cost_column", "token"), "has no column 'token'; its columns are"),
+        (("--model.group_budget", "{code: 0.5}"), "name the column that holds them in data.group_column"),
+        ((*GROUP, "--model.group_budget", "{cod: 0.5}"), "names cod; the groups of the data are: code, web, wiki"),
+        ((*GROUP, "--model.group_budget", "equal"), "group_budget"),
+        (("--data.keep_ids", "none.txt"), "data.keep_ids: nothing matches 'none.txt'"),
+        (("--data.keep_ids", "words.txt"), "words.txt has lines that are no id of type int64"),
+        (("--data.drop_ids", "text.parquet"), "column 'chunk_id' is string in text.parquet and int64 in the data"),
+        (("--data.keep_ids", "many.txt"), "block 0: keep_ids keep 13 of 60 (samples), more than the budget of 12"),
+        (("--data.keep_ids", "many.txt", "--data.drop_ids", "few.txt"), "share 1 ids, such as 3"),
+        ((*COST, "--data.cost_column", "huge"), "the cheapest sample costs 5"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(shards, workplace, capsys, options, words):
+    (workplace / "words.txt").write_text("one\n")
+    (workplace / "many.txt").write_text("\n".join(map(str, range(13))))
+    (workplace / "few.txt").write_text("3\r\n")
+    write(workplace / "text.parquet", pa.table({"chunk_id": ["3"]}))
+    for path in sorted((workplace / "data").iterdir()):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("huge", pa.array([5.0] * len(table))), path)
+    options = [*options, *(["--model.select_ratio", "0.001"] if "huge" in options else [])]
+    with pytest.raises(SystemExit) as caught:
+        fit_limited(shards, *options)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (workplace / "runs").exists()
+
+
+def test_ids_that_are_in_no_row_are_told_of(shards, workplace, caplog):
+    (workplace / "keep.txt").write_text("3\n1000\n")
+    fit_limited(shards, "--data.keep_ids", "keep.txt")
+    assert "hold 2 ids, and 1 rows of the data have one of them" in caplog.text
+
+
+def test_integers_are_groups_and_decimals_costs(workplace):
+    columns = {"source": pa.array([7, 8] * 10), "tokens": pa.array([1] * 20).cast(pa.decimal128(38, 2))}
+    shards = write_shards(workplace / "data", [20], **columns)
+    fit_limited(shards, *GROUP, *COST)
+    (table,) = parts(run_folder())
+    assert sorted(selected(table, "group").to_pylist()) == ["7", "7", "8", "8"]
+
+
+@pytest.mark.filterwarnings("ignore:all rollouts of a step had the same reward")
+def test_slices_that_a_step_draws_masks_in_need_not_meet_the_budget(workplace):
+    """A step may see none of a group, or nothing but what is kept in any case."""
+    shards = write_shards(workplace / "data", [40], source=pa.array(["a"] * 37 + ["b"] * 3))
+    (workplace / "keep.txt").write_text("0\n1\n2\n39\n")
+    fit_limited(
+        shards, *GROUP, "--data.keep_ids", "keep.txt", "--model.group_budget", "{b: 0.4}", *ROLLOUTS,
+        "--data.partial", "0.1", estimator="leave_one_out",
+    )  # fmt: skip
+    (table,) = parts(run_folder())
+    assert selected(table, "group").to_pylist().count("b") == 1
+    assert {0, 1, 2, 39} <= set(selected(table, "id").to_pylist())

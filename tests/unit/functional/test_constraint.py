@@ -1,0 +1,224 @@
+import math
+import re
+from fractions import Fraction
+
+import constraints
+import numpy as np
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamask_pl.errors import BudgetError
+from datamask_pl.functional import multilinear
+from datamask_pl.functional.budget import BudgetRule, apportion, budget
+from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.rounding import top_k_mask
+
+RATIOS = st.integers(1, 100).map(lambda number: number / 100)
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
+COSTS = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
+
+
+def groups_of(sizes):
+    group_N = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return group_N, tuple(f"g{index}" for index in range(len(sizes)))
+
+
+# ---- budgets ---------------------------------------------------------------------------------------------------------
+
+
+@given(shares=st.lists(st.fractions(0, 100), min_size=1, max_size=8))
+def test_apportioned_numbers_add_up_to_the_rounded_whole_and_are_within_one_of_their_share(shares):
+    numbers = apportion(shares)
+    assert sum(numbers) == math.floor(sum(shares) + Fraction(1, 2))
+    assert all(abs(number - share) < 1 for number, share in zip(numbers, shares, strict=True))
+
+
+@given(sizes=SIZES, ratio=RATIOS)
+def test_proportional_quotas_sum_to_the_whole_and_never_exceed_their_group(sizes, ratio):
+    group_N, names = groups_of(sizes)
+    if math.floor(Fraction(str(ratio)) * sum(sizes) + Fraction(1, 2)) == 0:
+        return
+    constraint = Constraint(Holdings.of(sum(sizes), group_N=group_N, names=names), BudgetRule(ratio))
+    assert sum(constraint.budgets) == constraint.typical_size == budget(ratio, sum(sizes))
+    mask_N = constraint.fill(torch.zeros(sum(sizes)))
+    kept = torch.bincount(group_N[mask_N], minlength=len(sizes)).tolist()
+    assert kept == constraint.budgets
+    assert all(number <= size for number, size in zip(kept, sizes, strict=True))
+
+
+@given(costs=COSTS, ratio=RATIOS, seed=st.integers(0, 10))
+def test_a_cost_is_never_exceeded_and_nothing_that_is_left_out_would_fit(costs, ratio, seed):
+    cost_N = torch.tensor(costs, dtype=torch.float64)
+    limit = Fraction(str(ratio)) * sum(map(Fraction, costs))
+    try:
+        constraint = Constraint(Holdings.of(len(costs), cost_N=cost_N), BudgetRule(ratio))
+    except BudgetError:
+        assert min(costs) >= limit * (1 - Fraction(1, 10**12))
+        return
+    scores_N = torch.tensor(np.random.default_rng(seed).normal(size=len(costs)))
+    mask_N = constraint.fill(scores_N)
+    spent = sum(Fraction(cost) for cost, is_kept in zip(costs, mask_N.tolist(), strict=True) if is_kept)
+    assert spent <= limit
+    left_out = [cost for cost, is_kept in zip(costs, mask_N.tolist(), strict=True) if not is_kept]
+    # costs are rounded up by a part in 2^50 of their sum
+    assert all(spent + Fraction(cost) > limit * (1 - Fraction(1, 10**12)) for cost in left_out)
+
+
+@given(costs=st.lists(st.integers(1, 50), min_size=1, max_size=25), ratio=RATIOS, seed=st.integers(0, 5))
+def test_filling_is_taking_in_order_whatever_fits(costs, ratio, seed):
+    rng = np.random.default_rng(seed)
+    scores_N = rng.integers(0, 5, size=len(costs)).astype(float)
+    group_N = torch.tensor(rng.integers(0, 2, size=len(costs)))
+    try:
+        constraint = Constraint(
+            Holdings.of(len(costs), cost_N=torch.tensor(costs), group_N=group_N, names=("a", "b")), BudgetRule(ratio)
+        )
+    except BudgetError:
+        return
+    rooms, expected = list(constraint.budgets), []
+    for row in np.argsort(-scores_N, kind="stable"):
+        if costs[row] <= rooms[group_N[row]]:
+            rooms[group_N[row]] -= costs[row]
+            expected.append(int(row))
+    assert constraint.fill(torch.tensor(scores_N)).tolist() == oracles.mask_of(expected, len(costs)).tolist()
+    assert constraint.room_left(constraint.fill(torch.tensor(scores_N))).tolist() == rooms
+
+
+def test_whole_costs_are_exact():
+    cost_N = torch.tensor([3.0, 5.0, 7.0, 85.0])
+    holdings = Holdings.of(4, cost_N=cost_N)
+    assert torch.equal(holdings.cost_N, cost_N.double())
+    assert Constraint(holdings, BudgetRule(0.15)).budgets == [15.0]
+
+
+def test_named_groups_get_their_own_ratio_and_the_others_select_ratio():
+    group_N, names = groups_of([10, 20, 40])
+    holdings = Holdings.of(70, group_N=group_N, names=names)
+    assert Constraint(holdings, BudgetRule(0.1, {"g0": 0.5, "g2": 0.0})).budgets == [5, 2, 0]
+    assert Constraint(holdings, BudgetRule(0.1, "free")).budgets == [7]
+
+
+@pytest.mark.parametrize(
+    ("fates", "options", "message"),
+    [
+        ([1, 1, 1, 0, 0, 0], {}, "keep_ids keep 3 of 6 (samples), more than the budget of 2 (0.3); raise the ratio"),
+        ([-1, -1, -1, -1, -1, 0], {}, "drop_ids leave 1 of 6 samples, fewer than the budget of 2 (0.3)"),
+        ([1, 1, 0, 0, 0, 0], {"group": True}, "keep_ids keep 2 of 3 (samples) of group 'a', more than the budget"),
+        ([0, 0, 0, -1, -1, -1], {"group": True}, "drop_ids leave 0 of 3 samples of group 'b', fewer than"),
+        (
+            [0, 1, 0, 0, 0, 0],
+            {"cost": [1, 6, 1, 1, 1, 2]},
+            "keep_ids keep 6 of 12 (a cost), more than the budget",
+        ),
+        ([0] * 6, {"cost": [5, 6, 5, 5, 5, 5]}, None),
+        (
+            [0, 0, -1],
+            {"cost": [50, 60, 1]},
+            "33.3 of a total cost of 111 (0.3), the cheapest sample costs 50",
+        ),
+    ],
+)
+def test_what_cannot_be_met_is_an_error_that_names_the_numbers(fates, options, message):
+    num_samples = len(fates)
+    cost_N = torch.tensor(options["cost"]) if "cost" in options else None
+    group_N = torch.arange(num_samples) // 3 if "group" in options else None
+    names = ("a", "b") if "group" in options else ("",)
+    fate_N = torch.tensor(fates, dtype=torch.int8)
+    holdings = Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=names, fate_N=fate_N)
+    if message is None:
+        Constraint(holdings, BudgetRule(0.3))
+        return
+    with pytest.raises(BudgetError, match=re.escape(message)):
+        Constraint(holdings, BudgetRule(0.3))
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.5, math.nan])
+def test_a_ratio_of_a_group_out_of_range_is_an_error(ratio):
+    with pytest.raises(BudgetError, match="the ratio of 'code' must be from 0 to 1"):
+        BudgetRule(0.1, {"code": ratio})
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_any_part_of_a_block_can_be_filled_and_keeps_something(kind):
+    constraint = constraints.make(kind, 40)
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 8, 39):
+        rows = torch.tensor(rng.permutation(40)[:size]).sort().values
+        part = constraint.part(rows)
+        mask_M = part.fill(torch.tensor(rng.normal(size=size)))
+        assert part.allows(mask_M)
+        assert bool(mask_M.any()) or not bool((part.holdings.fate_N == 0).any())
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.0, 1.0, 30.0, 1e4]))
+@settings(max_examples=20)
+def test_expected_cost_is_the_budget(kind, seed, scale):
+    constraint = constraints.make(kind, 30)
+    logits_N = scale * torch.randn(30, generator=torch.Generator().manual_seed(seed))
+    p_N = constraint.probabilities(logits_N)
+    holdings = constraint.holdings
+    cost_N = torch.ones(30).double() if holdings.cost_N is None else holdings.cost_N
+    assert holdings.sums(p_N * cost_N) == pytest.approx(constraint.budgets, rel=1e-6)
+    assert bool((p_N[holdings.fate_N > 0] == 1).all())
+    assert bool((p_N[holdings.fate_N < 0] == 0).all())
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_the_direction_keeps_every_budget_to_first_order(kind):
+    constraint = constraints.make(kind, 30)
+    p_N = constraint.probabilities(torch.randn(30, generator=torch.Generator().manual_seed(1)))
+    gradient_N = torch.randn(30, generator=torch.Generator().manual_seed(2)).double()
+    change_N = p_N * (1 - p_N) * constraint.ascent_direction(gradient_N, p_N)
+    holdings = constraint.holdings
+    cost_N = torch.ones(30).double() if holdings.cost_N is None else holdings.cost_N
+    assert holdings.sums(change_N * cost_N) == pytest.approx([0.0] * len(holdings.names), abs=1e-12)
+
+
+def test_a_step_is_the_mirror_step_under_the_constraint():
+    """argmax of eta <g, q> - sum c KL(q, p) under sum c q = B, by its optimality conditions."""
+    constraint = constraints.make("costs", 12)
+    cost_N = constraint.holdings.cost_N
+    logits_N = torch.randn(12, generator=torch.Generator().manual_seed(3)).double()
+    gradient_N = torch.randn(12, generator=torch.Generator().manual_seed(4)).double()
+    p_N = constraint.probabilities(logits_N)
+    direction_N = constraint.ascent_direction(gradient_N, p_N)
+    q_N = constraint.probabilities(logits_N + 0.7 * direction_N)
+    # the derivative of the Lagrangian is the same multiple of the cost for all
+    slope_N = (q_N.logit() - p_N.logit()) * cost_N
+    eta = torch.linalg.lstsq(torch.stack([gradient_N, cost_N], 1), slope_N[:, None]).solution[:, 0]
+    assert float(eta[0]) > 0
+    assert torch.allclose(eta[0] * gradient_N + eta[1] * cost_N, slope_N, atol=1e-9)
+
+
+def test_a_plain_number_is_the_policy_without_a_constraint():
+    constraint = Constraint(Holdings.of(50), BudgetRule(0.3))
+    logits_N = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    gradient_N = torch.randn(50, generator=torch.Generator().manual_seed(1)).double()
+    p_N = multilinear.inclusion_probabilities(logits_N, 15)
+    assert torch.allclose(constraint.probabilities(logits_N), p_N, rtol=1e-8)
+    assert torch.allclose(constraint.ascent_direction(gradient_N, p_N), multilinear.ascent_direction(gradient_N, p_N))
+    assert torch.equal(constraint.fill(logits_N), top_k_mask(logits_N, 15))
+
+
+def test_equal_gradients_move_nothing():
+    constraint = constraints.make("groups", 12)
+    p_N = constraint.probabilities(torch.zeros(12))
+    assert not constraint.ascent_direction(torch.full((12,), 0.1).double(), p_N).any()
+
+
+def test_groups_of_which_nothing_or_everything_is_kept_have_probabilities_zero_and_one():
+    group_N, names = groups_of([4, 4, 4, 0])
+    holdings = Holdings.of(12, group_N=group_N, names=names)
+    constraint = Constraint(holdings, BudgetRule(0.5, {"g0": 0.0, "g1": 1.0}))
+    p_N = constraint.probabilities(torch.randn(12, generator=torch.Generator().manual_seed(0)))
+    assert p_N[:4].tolist() == [0.0] * 4
+    assert p_N[4:8].tolist() == [1.0] * 4
+    direction_N = constraint.ascent_direction(torch.arange(12).double(), p_N)
+    assert bool(direction_N.isfinite().all())
