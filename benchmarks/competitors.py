@@ -144,7 +144,10 @@ def _candidates(
     """The neighbour table by candidate: entries start_N[i] to start_N[i + 1] are the rows that have i in their list."""
     num_samples = len(features_ND)
     similarity_TV, neighbor_TV = nearest_neighbors(
-        lambda rows: features_ND[rows], num_samples, range(num_samples), num_neighbors=min(num_neighbors, num_samples)
+        lambda rows: features_ND[rows],
+        [slice(0, num_samples)],
+        range(num_samples),
+        num_neighbors=min(num_neighbors, num_samples),
     )
     candidate_L = neighbor_TV.T.reshape(-1).long()
     start_N = torch.zeros(num_samples + 1, dtype=torch.int64)

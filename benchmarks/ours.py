@@ -99,6 +99,7 @@ def paper(problem: Problem, *, limit_s: float) -> list[Point]:
             seed_of=lambda rollout, step=step: derive_seed(0, 0, step, rollout),
             ranks=RankGroup(),
             step_name=f"step {step}",
+            control_variate=False,
         )
         rate = linear_rate(step, PAPER_STEPS, max_lr=PAPER_MAX_LR, min_lr=PAPER_MIN_LR)
         logits_N[rows_M] += rate * update.direction_M.float()

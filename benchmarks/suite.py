@@ -172,7 +172,7 @@ def table(results: dict[str, Result]) -> list[str]:
             lines.append(f"| {name} | | | | | | | {result['failure']} |")
             continue
         points = result["points"]
-        reached = next((point["seconds"] for point in points if point["f"] >= target - TOLERANCE), None)
+        reached = min((point["seconds"] for point in points if point["f"] >= target - TOLERANCE), default=None)
         for point in points[-1:] if name == "the paper's estimator" else points:
             is_last = point is points[-1]
             first = ("never" if reached is None else f"{reached:.2f}") if is_last else ""

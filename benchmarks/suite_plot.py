@@ -45,6 +45,7 @@ def _panel(axis: Any, case: str, points: dict[str, list[dict[str, Any]]], floors
     styles = iter(zip(OTHERS, MARKERS, strict=True))
     for name, found in points.items():
         color, marker = (COLORS[name], "o") if name in COLORS else next(styles)
+        found = sorted(found, key=lambda point: point["seconds"])
         seconds = [max(point["seconds"], 1e-3) for point in found]
         values = [point["f"] for point in found]
         label = name if values[-1] >= low else f"{name}: {values[-1]:.4g}"
