@@ -101,6 +101,8 @@ class Manifest:
             DataFileError: If it is damaged or of another format.
         """
         path = folder / MANIFEST_NAME
+        if not path.exists():
+            return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content.get("format", FORMAT_VERSION) != FORMAT_VERSION:

@@ -59,7 +59,8 @@ def test_on_real_embeddings_the_mask_is_worth_what_greedys_is_or_more(workplace,
     fit("--data.path", path, *raw, "--model.diversity", diversity)
     (block,) = manifest(run_folder())["blocks"].values()
     mask_N = greedy(features_ND, quality_N, num_selected=300, quality_weight=0.3)
-    assert block["mask"]["f"] >= f_of(mask_N, diversity, features_ND, quality_N, quality_weight=0.3)
+    # exchanges end where they would gain less than the rounding of float32 products
+    assert block["mask"]["f"] >= f_of(mask_N, diversity, features_ND, quality_N, quality_weight=0.3) - 1e-9
     # and the manifest tells the truth
     own_N = torch.tensor(parts(run_folder())[0]["selected"].to_numpy())
     assert block["mask"]["f"] == pytest.approx(
