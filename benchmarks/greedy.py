@@ -26,10 +26,9 @@ from datamask_pl.baselines.greedy import (
     random_mask,
     top_quality_mask,
 )
-from datamask_pl.block_solution import round_logits
-from datamask_pl.estimation import multilinear_update
+from datamask_pl.evidence.relearned import relearn
 from datamask_pl.functional.budget import budget
-from datamask_pl.functional.schedule import default_schedule, linear_rate
+from datamask_pl.functional.schedule import default_schedule
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
@@ -51,22 +50,16 @@ def multilinear(
     """The default estimator at its default settings, as bare functions: bool (N,)."""
     ground = GroundSet(features_ND=features_ND, quality_N=quality_N, num_selected=num_selected)
     objective = JointObjective(quality_weight=quality_weight, diversity=kind)
-    scales = torch.ones(len(objective.terms), dtype=torch.float64)
-    logits_N = torch.zeros(ground.num_samples)
     schedule = default_schedule("multilinear", is_polish_quick=is_polished and objective.has_interactions)
-    for step in range(schedule.num_steps):
-        update = multilinear_update(
-            logits_N, objective=objective, ground=ground, scales=scales, step_name=f"step {step}"
-        )
-        rate = linear_rate(step, schedule.num_steps, max_lr=schedule.max_lr, min_lr=schedule.min_lr)
-        logits_N += rate * update.direction_M.float()
-    return round_logits(
-        logits_N,
+    return relearn(
+        ground,
         objective=objective,
-        ground=ground,
-        scales=scales,
+        scales=torch.ones(len(objective.terms), dtype=torch.float64),
+        num_steps=schedule.num_steps,
+        max_lr=schedule.max_lr,
+        min_lr=schedule.min_lr,
+        init="same",
         is_polished=is_polished,
-        best_rollout_N=None,
     )
 
 
