@@ -43,7 +43,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest --cov --cov-report=term:skip-covered --durations=10
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --cov --cov-report=term:skip-covered --durations=10
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10

@@ -159,7 +159,7 @@ class TestColumns:
                 "a source_file is none of the manifest's files",
             ),
         ],
-        ids=str,
+        ids=lambda value: value if isinstance(value, str) else "-".join(value),
     )
     def test_a_value_that_cannot_be_is_damage(self, tmp_path, columns, words):
         """A negative row would be counted from the end, and a file that is not listed would be another."""
