@@ -24,16 +24,15 @@ from datamask_pl.functional.device import one_thread_each, rows_at_once
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.neighbors import (
     PANEL_ROWS,
-    Features,
     GrowingLists,
     Lists,
-    Rows,
     Seeds,
     cut,
     finished_lists,
     rows_of,
     search_all,
 )
+from datamask_pl.functional.similar_pairs import Features, Rows, SimilarPairs
 
 # Samples of a cluster, on average, and queries at a time: enough rows for a fast product. Of a bunch of samples most
 # are above the bounds of each other, which makes the entries of more queries a matter of memory.
@@ -116,10 +115,10 @@ def invert(
     queries_Q = torch.randperm(num_samples, generator=torch.Generator().manual_seed(SEED + 1))
     queries_Q = queries_Q[: NUM_CHOOSERS + NUM_JUDGES].to(label_N.device)
     panels = cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, label_N.device))
-    seeds = Seeds.choose(features, num_samples, num_neighbors)
+    seeds, pairs = Seeds.choose(features, num_samples, num_neighbors), SimilarPairs.among(features, panels)
     with one_thread_each(label_N.device) as start:
         parts = [
-            start(_lists_among, features, seeds, rows_Q, panels, num_neighbors)
+            start(_lists_among, pairs, features, seeds, rows_Q, panels, num_neighbors)
             for rows_Q in torch.split(queries_Q, QUERY_ROWS)
         ]
         neighbor_QT = torch.cat([wait()[1] for wait in parts])
@@ -154,19 +153,24 @@ def _num_needed(place_QT: Tensor, num_clusters: int, wanted_recall: float) -> in
     return int((recall_QC.mean(0) - MARGIN * error_C < wanted_recall).sum()) + 1
 
 
-def _lists_among(features: Features, seeds: Seeds, rows_P: Tensor, others: Sequence[Rows], num_neighbors: int) -> Lists:
+def _lists_among(
+    pairs: SimilarPairs,
+    features: Features,
+    seeds: Seeds,
+    rows_P: Tensor,
+    others: Sequence[Rows],
+    num_neighbors: int,
+) -> Lists:
     """Finished lists of some samples, of what is best among others."""
     own_PD = features(rows_P)
-    lists = GrowingLists(seeds.bounds(own_PD), num_neighbors)
+    lists = GrowingLists(pairs.bounds(own_PD, [seeds.features_SD], seeds.rank), rows_P, num_neighbors)
     for other in others:
-        other_C = rows_of(other, rows_P.device)
-        products = own_PD @ features(other).T
-        products.masked_fill_(rows_P[:, None] == other_C, torch.inf)  # a sample is first in its own list
-        lists.offer(products, other_C)
+        row_E, column_E, similarity_E = pairs.at_least(own_PD, features(other), lists.bound_P, None)
+        lists.offer(row_E, rows_of(other, rows_P.device)[column_E], similarity_E)
     keys_PT, is_full_P = lists.best()
     missed = (~is_full_P).nonzero().squeeze(1)
     if missed.numel():
-        keys_PT[missed] = search_all(features, others, rows_P[missed], num_neighbors)
+        keys_PT[missed] = search_all(pairs, features, others, rows_P[missed], num_neighbors)
     return finished_lists(features, rows_P, keys_PT)
 
 
@@ -186,12 +190,14 @@ def search(
         A list that is not filled ends with the sample itself at similarity 0.
     """
     device = inverted.order_N.device
-    seeds = Seeds.choose(features, inverted.order_N.numel(), num_neighbors)
+    num_samples = inverted.order_N.numel()
+    seeds = Seeds.choose(features, num_samples, num_neighbors)
+    pairs = SimilarPairs.among(features, cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, device)))
 
     def lists_of(panel: slice, cluster: int) -> tuple[slice, Tensor, Tensor]:
         others = [inverted.order_N[inverted.clusters[other]] for other in inverted.looked_at_CM[cluster].tolist()]
         others_P = torch.split(torch.cat(others), rows_at_once(PANEL_ROWS, device))
-        return panel, *_lists_among(features, seeds, inverted.order_N[panel], others_P, num_neighbors)
+        return panel, *_lists_among(pairs, features, seeds, inverted.order_N[panel], others_P, num_neighbors)
 
     with one_thread_each(device) as start:
         waiting: deque[Callable[[], tuple[slice, Tensor, Tensor]]] = deque()

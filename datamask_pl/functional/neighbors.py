@@ -1,8 +1,8 @@
 """The nearest neighbours of every sample by cosine, exact, without an N x N matrix.
 
-Every pair's similarity is computed once and offered to the lists of both samples. A bound, estimated for each sample
-from a few others, lets through little more than its neighbours; a sample for which it proves too high is searched
-again without one. The lists do not depend on the bounds.
+Every pair is multiplied once, quickly, and again exactly where the two may be neighbours; then it is offered to the
+lists of both. A bound, estimated for each sample from a few others, lets through little more than its neighbours; a
+sample for which it proves too high is searched again without one. The lists do not depend on the bounds.
 
 Shapes: N samples, V samples whose neighbours are wanted, P samples of a panel, S samples that give the bounds,
 E entries, W width of a list that is being filled, T neighbours, D features.
@@ -22,25 +22,25 @@ from torch import Tensor
 
 from datamask_pl.functional.device import (
     Start,
-    kth_largest,
     one_thread_each,
-    positions_from,
+    positions,
     rows_at_once,
     stable_order,
 )
 from datamask_pl.functional.ranked import EMPTY_KEY, index_of, largest_keys, make_keys, similarity_of
+from datamask_pl.functional.similar_pairs import Features, Rows, SimilarPairs
 
-Rows = slice | Tensor
-Features = Callable[[Rows], Tensor]
 Lists = tuple[Tensor, Tensor]
 
 # A tile of 2048 x 2048 float32 products is 16 MiB, which a CPU's last cache holds while it is searched.
 PANEL_ROWS = 2048
-# The bounds cost 2 / this of all products, of few samples more, of many less.
-SAMPLES_PER_SEED = 64
-MIN_SEEDS, MAX_SEEDS = 512, 2048
+# More samples that give bounds let through fewer pairs that are no neighbours: these many cost as much as they save.
+SAMPLES_PER_SEED = 12
+MIN_SEEDS, MAX_SEEDS = 512, 4096
 # Up to this many samples are searched without bounds.
 MAX_UNBOUNDED = 2048
+# Products that such a search holds at a time.
+UNBOUNDED_PRODUCTS = 2**22
 
 
 def nearest_neighbors(features: Features, slices: Sequence[slice], own_rows: range, *, num_neighbors: int) -> Lists:
@@ -48,8 +48,8 @@ def nearest_neighbors(features: Features, slices: Sequence[slice], own_rows: ran
 
     Samples of equal similarity come in row order. N^2 D flops for all samples, 2 V N D - V^2 D for V of them, and a few
     per cent for the bounds. Memory is the table, lists of two to three times its size, and a tile of products a thread.
-    Products have shapes that depend on `slices` alone, and one thread each: a sample's list has the same bits whoever
-    else's are wanted, and on any number of threads.
+    A sample's list has the same bits whoever else's are wanted, on any number of threads, and whether or not quick
+    products are of bfloat16.
 
     Args:
         features: returns unit rows of a slice of samples, or of some samples: float32 or float64 (C, D).
@@ -93,6 +93,7 @@ class _Search:
         """Yields the finished lists of the panels `own`, in order."""
         if not own:
             return
+        self.pairs = SimilarPairs.among(self.features, self.panels)
         num_samples = self.panels[-1].stop
         if num_samples <= max(MAX_UNBOUNDED, 4 * self.num_neighbors):
             for index, task in [(index, start(self._complete, index)) for index in own]:
@@ -119,28 +120,34 @@ class _Search:
             del self.lists[index]
 
     def _make_lists(self, index: int, seeds: Seeds) -> GrowingLists:
-        return GrowingLists(seeds.bounds(self.features(self.panels[index])), self.num_neighbors)
+        own_PD = self.features(self.panels[index])
+        return GrowingLists(
+            self.pairs.bounds(own_PD, [seeds.features_SD], seeds.rank),
+            rows_of(self.panels[index], own_PD.device),
+            self.num_neighbors,
+        )
 
     def _offer_tile(self, index: int, other: int) -> None:
-        """Offers the products of two panels to the lists of both."""
-        products = self.features(self.panels[index]) @ self.features(self.panels[other]).T
-        if other == index:
-            products.fill_diagonal_(torch.inf)  # a sample is first in its own list
-        if index in self.lists:
-            self.lists[index].offer(products, rows_of(self.panels[other], products.device))
-        if other != index and other in self.lists:
-            self.lists[other].offer_transposed(products, rows_of(self.panels[index], products.device))
+        """Offers the similar pairs of two panels to the lists of both."""
+        left, right = self.lists.get(index), self.lists.get(other) if other != index else None
+        left_PD, right_CD = self.features(self.panels[index]), self.features(self.panels[other])
+        bounds = (lists.bound_P if lists else None for lists in (left, right))
+        row_E, column_E, similarity_E = self.pairs.at_least(left_PD, right_CD, *bounds)
+        if left:
+            left.offer(row_E, column_E + self.panels[other].start, similarity_E)
+        if right:
+            right.offer(column_E, row_E + self.panels[index].start, similarity_E, is_ordered=False)
 
     def _complete(self, index: int) -> Lists:
         """The finished lists of a panel; rows whose bound was too high are searched again."""
         rows_P = rows_of(self.panels[index], self.features(slice(0, 0)).device)
         if index not in self.lists:
-            keys_PT = search_all(self.features, self.panels, rows_P, self.num_neighbors)
+            keys_PT = search_all(self.pairs, self.features, self.panels, rows_P, self.num_neighbors)
             return finished_lists(self.features, self.panels[index], keys_PT)
         keys_PT, is_full_P = self.lists[index].best()
         missed = (~is_full_P).nonzero().squeeze(1)
         if missed.numel():
-            keys_PT[missed] = search_all(self.features, self.panels, rows_P[missed], self.num_neighbors)
+            keys_PT[missed] = search_all(self.pairs, self.features, self.panels, rows_P[missed], self.num_neighbors)
         return finished_lists(self.features, self.panels[index], keys_PT)
 
 
@@ -168,50 +175,46 @@ class Seeds:
         seeds_S = torch.arange(num_seeds, device=features(slice(0, 0)).device) * num_samples // num_seeds
         return cls(features(seeds_S), rank)
 
-    def bounds(self, own_PD: Tensor) -> Tensor:
-        """The bound of each sample: (P,)."""
-        return kth_largest(own_PD @ self.features_SD.T, self.rank)
-
 
 class GrowingLists:
     """The best entries so far of some rows, which grow until they are full and are then cut to the best T.
 
-    Threads may offer at the same time; the best T do not depend on the order.
+    Threads may offer at the same time; the best T do not depend on the order. A sample is first in its own list.
 
     Args:
-        bound_P: float (P,), only entries of at least that are taken.
+        bound_P: float32 (P,), only entries of at least that are taken.
+        rows_P: int64 (P,), the samples.
         num_neighbors: T.
     """
 
-    def __init__(self, bound_P: Tensor, num_neighbors: int) -> None:
+    def __init__(self, bound_P: Tensor, rows_P: Tensor, num_neighbors: int) -> None:
         self.bound_P = bound_P
+        self.rows_P = rows_P
         self.num_neighbors = num_neighbors
         self._width = num_neighbors + max(64, num_neighbors // 2)
-        self._count_P = torch.zeros(len(bound_P), dtype=torch.int64, device=bound_P.device)
-        self._keys_PW = torch.full((len(bound_P), self._width), EMPTY_KEY, device=bound_P.device)
+        self._count_P = torch.ones_like(rows_P)
+        self._keys_PW = torch.full((len(rows_P), self._width), EMPTY_KEY, device=rows_P.device)
+        self._keys_PW[:, 0] = make_keys(torch.full_like(bound_P, torch.inf), rows_P)
         self._lock = Lock()
 
-    def offer(self, similarity_PC: Tensor, rows_C: Tensor) -> None:
-        """Takes what is not below the bounds of a (P, C) matrix whose columns are the samples `rows_C`."""
-        own_E, other_E, similarity_E = self._from(similarity_PC, self.bound_P[:, None])
-        self._add(own_E, make_keys(similarity_E, rows_C[other_E]))
+    def offer(self, own_E: Tensor, other_E: Tensor, similarity_E: Tensor, *, is_ordered: bool = True) -> None:
+        """Takes what is not below the bounds.
 
-    def offer_transposed(self, similarity_CP: Tensor, rows_C: Tensor) -> None:
-        """As `offer`, of a (C, P) matrix."""
-        other_E, own_E, similarity_E = self._from(similarity_CP, self.bound_P[None])
-        order_E = stable_order(own_E, len(self.bound_P))
-        self._add(own_E[order_E], make_keys(similarity_E, rows_C[other_E])[order_E])
+        Args:
+            own_E: int64, places in `rows_P`.
+            other_E: int64, the other samples; a sample itself is not taken again.
+            similarity_E: float32.
+            is_ordered: whether `own_E` is ascending.
+        """
+        is_taken_E = (similarity_E >= self.bound_P[own_E]) & (other_E != self.rows_P[own_E])
+        taken = positions(is_taken_E)
+        if not is_ordered:
+            taken = taken[stable_order(own_E[taken], len(self.rows_P))]
+        self._add(own_E[taken], make_keys(similarity_E[taken], other_E[taken]))
 
     def best(self) -> tuple[Tensor, Tensor]:
         """The T largest keys of each row, and whether there were as many: int64 (P, T), bool (P,)."""
         return largest_keys(self._keys_PW, self.num_neighbors), self._count_P >= self.num_neighbors
-
-    @staticmethod
-    def _from(similarity: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Row, column and float32 value of what is not below the bounds."""
-        position_E = positions_from(similarity, bounds)
-        row_E = position_E.div(similarity.shape[1], rounding_mode="floor")
-        return row_E, position_E - row_E * similarity.shape[1], similarity.view(-1)[position_E].float()
 
     def _add(self, own_E: Tensor, keys_E: Tensor) -> None:
         """Appends entries that come ordered by row."""
@@ -233,27 +236,36 @@ class GrowingLists:
         self._keys_PW = torch.full((len(best_PT), width), EMPTY_KEY, device=best_PT.device)
         self._keys_PW[:, : self.num_neighbors] = best_PT
         is_full_P = self._count_P == self.num_neighbors
-        last_P = similarity_of(best_PT[:, -1]).to(self.bound_P.dtype)
+        last_P = similarity_of(best_PT[:, -1])
         self.bound_P = torch.where(is_full_P, torch.maximum(self.bound_P, last_P), self.bound_P)
 
 
-def search_all(features: Features, others: Sequence[Rows], rows_P: Tensor, num_neighbors: int) -> Tensor:
+def search_all(
+    pairs: SimilarPairs, features: Features, others: Sequence[Rows], rows_P: Tensor, num_neighbors: int
+) -> Tensor:
     """Keys of the nearest neighbours of some rows among others, without bounds: int64 (P, T), EMPTY_KEY at the end.
 
     Args:
+        pairs: of the same samples.
         features: returns unit rows of a slice of samples, or of some samples.
         others: the samples to look among, in parts.
         rows_P: int64 (P,).
         num_neighbors: T.
     """
-    own_PD = features(rows_P)
-    best_PT = torch.full((len(rows_P), num_neighbors), EMPTY_KEY, device=rows_P.device)
-    for other in others:
-        other_C = rows_of(other, rows_P.device)
-        similarity_PC = (own_PD @ features(other).T).float()
-        similarity_PC.masked_fill_(rows_P[:, None] == other_C, torch.inf)
-        best_PT = largest_keys(torch.cat([best_PT, make_keys(similarity_PC, other_C)], dim=1), num_neighbors)
-    return best_PT
+    others_C = [rows_of(other, rows_P.device) for other in others]
+    num_others = sum(map(len, others_C))
+    found = []
+    for rows in torch.split(rows_P, max(1, UNBOUNDED_PRODUCTS // num_others)):
+        own_PD = features(rows)
+        bound_P = torch.full((len(rows),), -torch.inf, device=rows.device)
+        if num_others > num_neighbors:
+            bound_P = pairs.bounds(own_PD, [features(other) for other in others], num_neighbors)
+        lists = GrowingLists(bound_P, rows, num_neighbors)
+        for other, other_C in zip(others, others_C, strict=True):
+            row_E, column_E, similarity_E = pairs.at_least(own_PD, features(other), bound_P, None)
+            lists.offer(row_E, other_C[column_E], similarity_E)
+        found.append(lists.best()[0])
+    return torch.cat(found)
 
 
 def finished_lists(features: Features, rows: Rows, keys_PT: Tensor) -> Lists:

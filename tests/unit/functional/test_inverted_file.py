@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from datamask_pl.functional import inverted_file
+from datamask_pl.functional import inverted_file, similar_pairs
 from datamask_pl.functional.inverted_file import cluster_centers, invert, nearest_center, search
 from datamask_pl.functional.neighbors import nearest_neighbors
 
@@ -111,3 +111,16 @@ def test_copies_of_one_sample_make_one_cluster():
     features, file = inverted(features_ND, 5, 0.9)
     found = lists(features, file, 5)
     assert all(found[row][1][0] == row and len(set(found[row][1].tolist())) == 5 for row in range(100))
+
+
+def test_lists_have_the_same_bits_whether_quick_products_are_of_bfloat16_or_not(monkeypatch):
+    features_ND = clustered_rows(700)
+    found = []
+    for is_quick in (True, False):
+        monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device, answer=is_quick: answer)
+        features, file = inverted(features_ND, 8, 0.9)
+        found.append((file, lists(features, file, 8)))
+    (quick_file, quick), (file, slow) = found
+    assert torch.equal(quick_file.looked_at_CM, file.looked_at_CM)
+    for row, both in slow.items():
+        assert all(torch.equal(*pair) for pair in zip(quick[row], both, strict=True))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamask_pl.functional import neighbors
+from datamask_pl.functional import neighbors, similar_pairs
 from datamask_pl.functional.neighbors import nearest_neighbors
 
 
@@ -146,3 +146,25 @@ def test_opposite_samples_are_no_neighbours():
     similarity_TV, neighbor_TV = table(features_ND, 2)
     assert similarity_TV.tolist() == [[1.0, 1.0], [0.0, 0.0]]
     assert neighbor_TV.tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("kind", ["random", "copies", "signs", "half-space", "ordered"])
+@pytest.mark.usefixtures("bounds")
+def test_lists_have_the_same_bits_whether_quick_products_are_of_bfloat16_or_not(monkeypatch, kind):
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 130)
+    features_ND = unit_rows(400, 40, dtype=torch.float32)
+    if kind == "copies":
+        features_ND = features_ND[torch.arange(400) % 90]
+    elif kind == "signs":
+        features_ND = features_ND.sign() / 40**0.5
+    elif kind == "half-space":  # hardly a pair has a positive cosine
+        features_ND = torch.eye(400)[:, :399] - 1 / 399
+        features_ND = torch.nn.functional.normalize(features_ND)
+    elif kind == "ordered":
+        angle_N = torch.linspace(0.0, 1.5, 400)
+        features_ND = torch.stack([angle_N.cos(), angle_N.sin()], dim=1)
+    found = []
+    for is_quick in (True, False):
+        monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device, answer=is_quick: answer)
+        found.append(table(features_ND, 12))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

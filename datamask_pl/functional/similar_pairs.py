@@ -1,0 +1,106 @@
+"""The pairs of samples that are similar: found by quick products, then multiplied one by one.
+
+The similarity of two samples is one inner product in the features' own type, whose bits depend on nothing but the two.
+Whole matrices of products only tell which pairs to multiply. They may therefore be of bfloat16, several times as fast
+where the hardware multiplies it: what rounding can do to them is known, and no pair is lost to it.
+
+Shapes: N samples, P and C samples of two panels, E pairs, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from datamask_pl.functional.device import (
+    kth_largest,
+    multiplies_bfloat16,
+    multiply_bfloat16,
+    pair_products,
+    positions_from,
+)
+
+Rows = slice | Tensor
+Features = Callable[[Rows], Tensor]
+
+
+@dataclass(frozen=True)
+class SimilarPairs:
+    """Finds pairs whose similarity is not below a bound.
+
+    Attributes:
+        slack: an upper bound on how far a quick product, before it is rounded, is from the pair's similarity.
+        is_quick: whether quick products are of bfloat16.
+    """
+
+    slack: float
+    is_quick: bool
+
+    @classmethod
+    def among(cls, features: Features, parts: Iterable[Rows]) -> SimilarPairs:
+        """Finds out what rounding does to the samples.
+
+        |<x, y> - <x', y'>| is at most |x - x'| |y| + |x'| |y - y'|, where x' and y' are the rounded rows. To that comes
+        what the additions round: D 2^-24 for each of the two products, in whichever order, and as much in reserve.
+
+        Args:
+            features: returns unit rows of a slice of samples, or of some samples.
+            parts: all samples, in parts.
+        """
+        empty = features(slice(0, 0))
+        slack = empty.shape[1] * 2.0**-22
+        if empty.dtype != torch.float32 or not multiplies_bfloat16(empty.device):
+            return cls(slack, is_quick=False)
+        error = empty.new_zeros(())
+        for rows in parts:
+            features_PD = features(rows)
+            errors_P = (features_PD - features_PD.bfloat16()).norm(dim=1)
+            error = torch.maximum(error, errors_P.max()) if len(errors_P) else error
+        # a hundredth more for |x'| above 1, and for norms that are not 1 to the last bit
+        return cls(slack + 2.02 * float(error), is_quick=True)
+
+    def bounds(self, own_PD: Tensor, others: Sequence[Tensor], rank: int) -> Tensor:
+        """A lower bound on the `rank`-th largest similarity of each row to the others: float32 (P,).
+
+        Args:
+            own_PD: unit rows.
+            others: unit rows (C, D), in parts, at least `rank` in all.
+            rank: from 1.
+        """
+        best_P = kth_largest(torch.cat([self._products(own_PD, other) for other in others], dim=1), rank).float()
+        # of bfloat16, a result is rounded too
+        return best_P - self.slack - best_P.abs() * 2.0**-8 if self.is_quick else best_P - self.slack
+
+    def at_least(
+        self, left_PD: Tensor, right_CD: Tensor, bound_P: Tensor | None, bound_C: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """All pairs whose similarity is at least one of two bounds, and a few more.
+
+        Args:
+            left_PD: unit rows.
+            right_CD: unit rows.
+            bound_P: float32 (P,), None for no bounds on this side.
+            bound_C: float32 (C,), likewise; one of the two is given.
+
+        Returns:
+            row_E: int64, ascending.
+            column_E: int64, ascending within a row.
+            similarity_E: float32.
+        """
+        products = self._products(left_PD, right_CD)
+        # rounding keeps order: a product that was not below the bound is not below the rounded bound
+        low_P, low_C = (
+            None if bound is None else (bound - self.slack).to(products.dtype) for bound in (bound_P, bound_C)
+        )
+        position_E = positions_from(products, low_P, low_C)
+        row_E = position_E.div(products.shape[1], rounding_mode="floor")
+        column_E = position_E - row_E * products.shape[1]
+        return row_E, column_E, pair_products(left_PD, right_CD, row_E, column_E).float()
+
+    def _products(self, left_PD: Tensor, right_CD: Tensor) -> Tensor:
+        if self.is_quick:
+            return multiply_bfloat16(left_PD.bfloat16(), right_CD.bfloat16())
+        return left_PD @ right_CD.T
