@@ -12,9 +12,9 @@ import torch
 from common import Kind
 from torch import Tensor
 
-from datamask_pl.block_solution import round_logits
 from datamask_pl.distributed import RankGroup
-from datamask_pl.estimation import multilinear_update, rollout_update
+from datamask_pl.estimation import rollout_update
+from datamask_pl.evidence.relearned import relearn
 from datamask_pl.functional.budget import budget, share_of
 from datamask_pl.functional.initialization import quality_logits
 from datamask_pl.functional.rounding import top_k_mask
@@ -38,35 +38,50 @@ class Problem(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A mask, and the seconds after which it was there."""
+    """A mask, and the seconds after which it was there; `prepared_s` of these went into similarities or lists."""
 
     label: str
     seconds: float
     mask_N: Tensor
+    prepared_s: float = 0.0
 
 
-def multilinear(problem: Problem, *, num_steps: tuple[int, ...] = (4, 8, 20)) -> list[Point]:
-    """The default estimator with few and more steps, unpolished and polished; the lists of neighbours serve all."""
-    points = []
+def multilinear(problem: Problem, *, other_steps: tuple[int, ...] = (4, 8, 20)) -> list[Point]:
+    """The default estimator with other numbers of steps, then as by default; the lists of neighbours serve all.
+
+    Each number gives two points: the mask as the logits give it, and polished.
+    """
+    points: list[Point] = []
     start_s = time.perf_counter()
     ground = GroundSet(features_ND=problem.features_ND, quality_N=problem.quality_N, num_selected=problem.num_selected)
     objective = JointObjective(quality_weight=problem.quality_weight, diversity=problem.kind)
     scales = torch.ones(len(objective.terms), dtype=torch.float64)
     objective.prepare(ground, num_masks=ground.num_samples)
     prepared_s = time.perf_counter() - start_s
-    _, max_lr, min_lr = default_schedule("multilinear", is_polish_quick=False)
-    for num in num_steps:
+    schedule = default_schedule("multilinear", is_polish_quick=objective.has_interactions)
+
+    for num_steps in (*(number for number in other_steps if number != schedule.num_steps), schedule.num_steps):
         start_s = time.perf_counter()
-        logits_N = torch.zeros(ground.num_samples)
-        for step in range(num):
-            update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)
-            logits_N += linear_rate(step, num, max_lr=max_lr, min_lr=min_lr) * update.direction_M.float()
-        mask_N = top_k_mask(logits_N, problem.num_selected)
-        points.append(Point(f"{num} steps", prepared_s + time.perf_counter() - start_s, mask_N))
-        mask_N = round_logits(
-            logits_N, objective=objective, ground=ground, scales=scales, is_polished=True, best_rollout_N=None
+
+        def note(step: int, logits_N: Tensor, num_steps: int = num_steps, start_s: float = start_s) -> None:
+            if step == num_steps - 1:
+                mask_N = top_k_mask(logits_N, problem.num_selected)
+                seconds = prepared_s + time.perf_counter() - start_s
+                points.append(Point(f"{num_steps} steps", seconds, mask_N, prepared_s))
+
+        mask_N = relearn(
+            ground,
+            objective=objective,
+            scales=scales,
+            num_steps=num_steps,
+            max_lr=schedule.max_lr,
+            min_lr=schedule.min_lr,
+            init="same",
+            is_polished=True,
+            on_step=note,
         )
-        points.append(Point(f"{num} steps, polished", prepared_s + time.perf_counter() - start_s, mask_N))
+        seconds = prepared_s + time.perf_counter() - start_s
+        points.append(Point(f"{num_steps} steps, polished", seconds, mask_N, prepared_s))
     return points
 
 

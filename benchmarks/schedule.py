@@ -3,30 +3,50 @@
 python benchmarks/schedule.py [FILE.parquet ...] [--terms disf,pairwise] [--steps 8,20] [--rates 2:0.2,4:1.5]
 
 Three data sets: rows of the files, clusters on the unit sphere, and copies with a little noise of rows of the files,
-or of the clusters where no files are given. A number is 100 * (best - f) / (best - random), best being the highest f of
-the case over all schedules, polished ones too where exchanges are quick. Below are medians over the cases, first of the
-masks as the logits give them, then polished.
+or of the clusters where no files are given. What a mask misses is 100 * (best - f) / (best - random), best being the
+highest f over all schedules, polished or not. Cells are medians over ratios and quality weights, and the worst of them
+in brackets. With --records FILE the measurements are kept there, and those that are there are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
-from collections import defaultdict
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from common import load_dictionary
 from torch import Tensor
 
-from datamask_pl.block_solution import draw_uniform_masks, round_logits
-from datamask_pl.estimation import multilinear_update
+from datamask_pl.block_solution import draw_uniform_masks
+from datamask_pl.evidence.relearned import relearn
 from datamask_pl.functional.budget import budget
 from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import Schedule, default_schedule
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
 Block = tuple[Tensor, Tensor]
+FINISHES = ["the logits' mask", "polished"]
+
+
+class Case(NamedTuple):
+    """What is maximised on what."""
+
+    data: str
+    term: str
+    ratio: float
+    weight: float
+
+
+# f by schedule, unpolished and polished
+Missed = dict[Schedule, tuple[float, float]]
 
 
 def clusters(num_samples: int, num_features: int) -> Block:
@@ -45,78 +65,138 @@ def copies(block: Block, num_rows: int) -> Block:
     return features, block[1][:num_rows].repeat(3)
 
 
-def ascend(objective: JointObjective, ground: GroundSet, num_steps: int, rates: tuple[float, float]) -> Tensor:
-    logits_N = torch.zeros(ground.num_samples)
+def make_blocks(paths: list[str], num_samples: int) -> dict[str, Block]:
+    blocks = {"clusters": clusters(num_samples, 128)}
+    if paths:
+        features, quality = load_dictionary(paths)
+        stride = max(1, features.shape[0] // num_samples)
+        blocks = {"files": (features[::stride].contiguous(), quality[::stride].contiguous()), **blocks}
+    return {**blocks, "copies": copies(next(iter(blocks.values())), num_samples // 3)}
+
+
+def measure(objective: JointObjective, ground: GroundSet, schedules: list[Schedule]) -> Missed:
+    """What each schedule misses, in percent."""
     scales = torch.ones(len(objective.terms), dtype=torch.float64)
-    for step in range(num_steps):
-        update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)
-        logits_N += linear_rate(step, num_steps, max_lr=rates[0], min_lr=rates[1]) * update.direction_M.float()
-    return logits_N
+    masks = [draw_uniform_masks(1, ground, seed=0)[0]]
+    for schedule in schedules:
 
+        def note(step: int, logits_N: Tensor, last: int = schedule.num_steps - 1) -> None:
+            if step == last:
+                masks.append(top_k_mask(logits_N, ground.num_selected))
 
-def measure(
-    objective: JointObjective, ground: GroundSet, schedules: list[tuple[int, tuple[float, float]]]
-) -> tuple[list[float], list[float]]:
-    """What each schedule misses, in percent: as the logits give the mask, and polished (empty where that is slow)."""
-    scales = torch.ones(len(objective.terms), dtype=torch.float64)
-
-    def f(mask_N: Tensor) -> float:
-        return float(objective.combine(objective.term_values(mask_N[None], ground), scales)[0])
-
-    plain, polished = [], []
-    for num_steps, rates in schedules:
-        logits_N = ascend(objective, ground, num_steps, rates)
-        plain.append(f(top_k_mask(logits_N, ground.num_selected)))
-        if objective.has_interactions:
-            mask_N = round_logits(
-                logits_N, objective=objective, ground=ground, scales=scales, is_polished=True, best_rollout_N=None
+        masks.append(
+            relearn(
+                ground,
+                objective=objective,
+                scales=scales,
+                **schedule._asdict(),
+                init="same",
+                is_polished=True,
+                on_step=note,
             )
-            polished.append(f(mask_N))
-    random = f(draw_uniform_masks(1, ground, seed=0)[0])
-    best = max(plain + polished)
-    gap = max(best - random, 1e-300)
-    return [100 * (best - value) / gap for value in plain], [100 * (best - value) / gap for value in polished]
+        )
+    random, *values = objective.combine(objective.term_values(torch.stack(masks), ground), scales).tolist()
+    best = max(values)
+    missed = [100 * (best - value) / max(best - random, 1e-300) for value in values]
+    return dict(zip(schedules, zip(missed[::2], missed[1::2], strict=True), strict=True))
+
+
+def measured(args: argparse.Namespace, schedules: list[Schedule]) -> Iterator[tuple[Case, Missed]]:
+    """All cases in turn."""
+    for data, (features_ND, quality_N) in make_blocks(args.paths, args.samples).items():
+        for term in args.terms.split(","):
+            for ratio in map(float, args.ratios.split(",")):
+                ground = GroundSet(
+                    features_ND=features_ND, quality_N=quality_N, num_selected=budget(ratio, len(quality_N))
+                )
+                for weight in map(float, args.weights.split(",")):
+                    case = Case(data, term, ratio, weight)
+                    missed = recorded(args.records, case, schedules)
+                    if missed is None:
+                        missed = measure(JointObjective(quality_weight=weight, diversity=term), ground, schedules)
+                        record(args.records, case, missed)
+                    yield case, missed
+
+
+def record(path: Path | None, case: Case, missed: Missed) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps([case, [[schedule, values] for schedule, values in missed.items()]]) + "\n")
+
+
+def recorded(path: Path | None, case: Case, schedules: list[Schedule]) -> Missed | None:
+    """What is in the records of a case, if it is of the same schedules."""
+    for line in path.read_text().splitlines() if path is not None and path.exists() else []:
+        key, pairs = json.loads(line)
+        found = {Schedule(*schedule): (plain, polished) for schedule, (plain, polished) in pairs}
+        if Case(*key) == case and list(found) == schedules:
+            return found
+    return None
+
+
+def table(found: dict[Case, Missed], schedules: list[Schedule], finish: int) -> list[str]:
+    """A row a schedule, a column a data set and term."""
+    columns = list(dict.fromkeys((case.data, case.term) for case in found))
+    lines = ["| steps | rates | " + " | ".join(f"{data}, {term}" for data, term in columns) + " |"]
+    lines.append("|" + "---|" * (2 + len(columns)))
+    for schedule in schedules:
+        cells = [str(schedule.num_steps), f"{schedule.max_lr:g} to {schedule.min_lr:g}"]
+        for column in columns:
+            values = [missed[schedule][finish] for case, missed in found.items() if case[:2] == column]
+            cells.append(f"{statistics.median(values):.2f} ({max(values):.2f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def beside_the_default(found: dict[Case, Missed], schedules: list[Schedule]) -> Iterator[str]:
+    """How much more than the best rates the default's miss, by the default's number of steps, in single cases."""
+    for term in dict.fromkeys(case.term for case in found):
+        has_interactions = JointObjective(quality_weight=0.0, diversity=term).has_interactions
+        for finish, name in enumerate(FINISHES):
+            default = default_schedule("multilinear", is_polish_quick=has_interactions and finish == 1)
+            rivals = [schedule for schedule in schedules if schedule.num_steps == default.num_steps]
+            if default not in rivals:
+                continue
+            cases = [missed for case, missed in found.items() if case.term == term]
+            excess = [m[default][finish] - min(m[rival][finish] for rival in rivals) for m in cases]
+            better = [
+                f"{rival.max_lr:g} to {rival.min_lr:g}"
+                for rival in rivals
+                if rival != default and all(m[rival][finish] <= m[default][finish] for m in cases)
+            ]
+            yield (
+                f"- {term}, {name}: the default, {default.num_steps} steps at {default.max_lr:g} to "
+                f"{default.min_lr:g}, misses {statistics.median(excess):.2f} (at worst {max(excess):.2f}) more than "
+                f"the best rates of each case; never worse than it: {', '.join(better) or 'none'}"
+            )
 
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ablation of the schedule of the multilinear estimator.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="parquet files with feature_arr and quality_score")
     parser.add_argument("--terms", default="pairwise,disf,facility_location")
     parser.add_argument("--ratios", default="0.01,0.1,0.5")
     parser.add_argument("--weights", default="0,0.3", help="quality weights")
-    parser.add_argument("--steps", default="8,20")
-    parser.add_argument("--rates", default="2:0.2,4:4,4:1.5,8:2.5", help="first:last")
-    parser.add_argument("--samples", type=int, default=8000, help="of each data set, about")
+    parser.add_argument("--steps", default="4,8,20")
+    parser.add_argument("--rates", default="2:0.2,4:1.5,4:4,8:2.5", help="first:last")
+    parser.add_argument("--samples", type=int, default=6000, help="of each data set, about")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--records", type=Path, help="file for what is measured, and from which it is not made again")
     args = parser.parse_args()
-
-    blocks = {"clusters": clusters(args.samples, 128)}
-    if args.paths:
-        features, quality = load_dictionary(args.paths)
-        stride = max(1, features.shape[0] // args.samples)
-        blocks = {"files": (features[::stride].contiguous(), quality[::stride].contiguous()), **blocks}
-    blocks["copies"] = copies(next(iter(blocks.values())), args.samples // 3)
+    torch.set_num_threads(args.threads)
     rates = [tuple(map(float, pair.split(":"))) for pair in args.rates.split(",")]
-    schedules = [(int(steps), (first, last)) for steps in args.steps.split(",") for first, last in rates]
-
-    heads = [f"{steps} x {first:g} to {last:g}" for steps, (first, last) in schedules]
-    print("| data | term | ratio | weight | " + " | ".join(heads) + " |\n|" + "---|" * (4 + len(heads)))
-    columns: dict[str, list[list[float]]] = defaultdict(list)
-    for name, (features, quality) in blocks.items():
-        for term in args.terms.split(","):
-            for ratio in map(float, args.ratios.split(",")):
-                num_selected = budget(ratio, features.shape[0])
-                ground = GroundSet(features_ND=features, quality_N=quality, num_selected=num_selected)
-                for weight in map(float, args.weights.split(",")):
-                    objective = JointObjective(quality_weight=weight, diversity=term)
-                    plain, polished = measure(objective, ground, schedules)
-                    cells = [name, term, f"{ratio:g}", f"{weight:g}"]
-                    print("| " + " | ".join(cells + [f"{missed:.3f}" for missed in plain]) + " |", flush=True)
-                    columns["plain"].append(plain)
-                    columns["polished"] += [polished] if polished else []
-    for kind, rows in columns.items():
-        medians = [f"{statistics.median(column):.3f}" for column in zip(*rows, strict=True)]
-        print("| " + " | ".join(["median", kind, "", "", *medians]) + " |")
+    schedules = [Schedule(int(steps), first, last) for steps in args.steps.split(",") for first, last in rates]
+    start_s, found = time.perf_counter(), {}
+    for case, missed in measured(args, schedules):
+        found[case] = missed
+        print(f"{' '.join(map(str, case))}: {time.perf_counter() - start_s:.0f} s", flush=True)
+    print(f"\n{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, {args.threads} threads")
+    for finish, name in enumerate(FINISHES):
+        print(f"\n**{name}**\n")
+        print("\n".join(table(found, schedules, finish)))
+    print()
+    print("\n".join(beside_the_default(found, schedules)))
 
 
 if __name__ == "__main__":

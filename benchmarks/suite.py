@@ -3,18 +3,22 @@
 python benchmarks/suite.py FILE.parquet [FILE.parquet ...] [--write docs]
 
 Every competitor runs in a process of its own, on the same data with the same number of threads, after a small problem
-that warms it up. Seconds include similarities or neighbour lists, start from unit float32 features in memory, and are
-medians of --repeats runs, of one where a run takes over a minute. f is raw, and found by code that shares nothing with
-the package; finding it is not timed. Memory is the peak of the process beyond that of one that only loads the data.
+that warms it up. Seconds start from unit float32 features in memory, include similarities or neighbour lists, and are
+medians of --repeats runs, of one where a run takes over a minute; "after similarities" they are left out. f is raw,
+and found by code that shares nothing with the package; finding it is not timed. "Ours by then" is how far the best mask
+that ours had after as many seconds is above that of a competitor at its end. Memory is the peak of the process beyond
+that of one that only loads the data.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -26,8 +30,8 @@ from typing import Any, get_args
 
 import torch
 from common import Kind, evaluate, load_dictionary
-from competitors import competitors
-from ours import Problem
+from competitors import FACILITY, PAPER, TABLES, competitors, compiled
+from ours import Point, Problem
 
 from datamask_pl.baselines.greedy import random_mask, top_quality_mask
 from datamask_pl.functional.budget import budget
@@ -52,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--paper-seconds", type=float, default=60.0, help="time given to the paper's estimator")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds after which a competitor is stopped")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a run is stopped")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write suite.md, suite.svg and suite.json there")
     parser.add_argument("--work", nargs=3, metavar=("TERM:WEIGHT", "COMPETITOR", "OUTPUT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -89,31 +93,38 @@ def problem_of(case: str, features: torch.Tensor, quality: torch.Tensor, select_
 
 
 def work(args: argparse.Namespace) -> Result:
-    """Runs one competitor, and returns its points; with an empty name only loads the data."""
+    """Runs one competitor, and returns its points; with an empty name only loads the data.
+
+    A run that takes longer than the limit ends the process, whatever library it is in.
+    """
     case, name, _ = args.work
     torch.set_num_threads(args.threads)
     problem = problem_of(case, *load(args), args.select_ratio)
     if not name:
         return {"memory_bytes": peak_bytes()}
     run = competitors(problem.kind, problem.quality_weight, args.paper_seconds)[name]
+    num_repeats = 1 if name == PAPER else args.repeats
+    limit_s = math.ceil(args.limit + (args.paper_seconds if name == PAPER else 0.0))
+    signal.alarm(limit_s)
     try:
         small = problem_of(case, problem.features_ND[:NUM_WARM_UP], problem.quality_N[:NUM_WARM_UP], args.select_ratio)
         competitors(problem.kind, problem.quality_weight, paper_seconds=0.1)[name](small)
-        runs = [run(problem)]
-        while len(runs) < args.repeats and runs[0][-1].seconds < LONG_S:
+        runs: list[list[Point]] = []
+        while not runs or (len(runs) < num_repeats and runs[0][-1].seconds < min(LONG_S, args.limit / 2)):
+            signal.alarm(limit_s)
             runs.append(run(problem))
     except ImportError as error:
         return {"failure": f"not installed ({error})"}
+    signal.alarm(0)
     memory_bytes = peak_bytes()
     points = []
-    # Points of the paper's estimator are taken by the clock, and differ between runs.
-    for index in range(min(len(points_) for points_ in runs)):
-        same = sorted((points_[index] for points_ in runs), key=lambda point: point.seconds)
-        middle = same[(len(same) - 1) // 2]
+    for same in zip(*runs, strict=True):
+        middle = sorted(same, key=lambda point: point.seconds)[(len(same) - 1) // 2]
         found = evaluate(problem.features_ND, problem.quality_N, middle.mask_N, problem.kind, problem.quality_weight)
         assert int(middle.mask_N.sum()) == problem.num_selected
         seconds = statistics.median(point.seconds for point in same)
-        points.append({"label": middle.label, "seconds": seconds, **found._asdict()})
+        prepared_s = statistics.median(point.prepared_s for point in same)
+        points.append({"label": middle.label, "seconds": seconds, "prepared_s": prepared_s, **found._asdict()})
     return {"points": points, "memory_bytes": memory_bytes, "runs": len(runs)}
 
 
@@ -129,14 +140,13 @@ def run_apart(args: argparse.Namespace, case: str, name: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         options = {"select-ratio": args.select_ratio, "threads": args.threads, "repeats": args.repeats}
-        options["paper-seconds"] = args.paper_seconds
+        options |= {"paper-seconds": args.paper_seconds, "limit": args.limit}
         command = [sys.executable, __file__, *map(str, args.paths)]
         command += [f"--{option}={value}" for option, value in options.items()]
         command += ["--work", case, name, str(output)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "NUMBA_NUM_THREADS": str(args.threads)}
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=args.limit)
-        except subprocess.TimeoutExpired:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode == -signal.SIGALRM:
             return {"failure": f"stopped after {args.limit:g} s"}
         if done.returncode or not output.exists():
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
@@ -159,29 +169,45 @@ def run_case(args: argparse.Namespace, case: str, base_bytes: int) -> dict[str, 
     return results
 
 
-def table(results: dict[str, Result]) -> list[str]:
+def table(results: dict[str, Result], *, has_similarities: bool) -> list[str]:
     """The rows of one case: a row a competitor, or a row a point where it has several."""
-    greedy = results["greedy"]
+    greedy, ours = results["greedy"], results.get("ours", {}).get("points", [])
     target = greedy["points"][-1]["f"] if "points" in greedy else float("nan")
-    lines = [
-        "| | seconds to greedy's f | f | f - greedy's | seconds | memory | runs | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ["", "seconds to greedy's f", "f", "f - greedy's", "seconds", "ours by then"]
+    if has_similarities:
+        heads += ["seconds after similarities", "ours by then"]
+    heads += ["memory", "runs"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, result in results.items():
         if "failure" in result:
-            lines.append(f"| {name} | | | | | | | {result['failure']} |")
+            lines.append(f"| {name}: {result['failure']} |{' |' * (len(heads) - 1)}")
             continue
         points = result["points"]
         reached = min((point["seconds"] for point in points if point["f"] >= target - TOLERANCE), default=None)
-        for point in points[-1:] if name == "the paper's estimator" else points:
+        for point in points[-1:] if name == PAPER else points:
             is_last = point is points[-1]
-            first = ("never" if reached is None else f"{reached:.2f}") if is_last else ""
-            memory = f"{result['memory_bytes'] / 1e9:.2f} GB" if is_last else ""
-            cells = [name if len(points) == 1 or is_last else f"{name}, {point['label']}", first]
-            cells += [f"{point['f']:.6f}", f"{point['f'] - target:+.6f}", f"{point['seconds']:.2f}", memory]
-            cells += [str(result["runs"]) if is_last else "", point["label"] if is_last else ""]
+            cells = [f"{name}, {point['label']}" if point["label"] else name]
+            cells.append(("never" if reached is None else f"{reached:.2f}") if is_last else "")
+            cells += [f"{point['f']:.6f}", f"{point['f'] - target:+.6f}"]
+            for start in ("", "prepared_s") if has_similarities else ("",):
+                cells += [f"{_spent(point, start):.2f}", "" if name == "ours" else _lead(ours, point, start)]
+            cells += [f"{result['memory_bytes'] / 1e9:.2f} GB", str(result["runs"])] if is_last else ["", ""]
             lines.append(f"| {' | '.join(cells)} |")
+    longest = results.get(compiled(TABLES[-1]), {}).get("points")
+    if longest and ours:
+        lead = ours[-1]["f"] - longest[-1]["f"]
+        lines += ["", f"At its end f of ours is that of {compiled(TABLES[-1])} {lead:+.6f}."]
     return lines
+
+
+def _spent(point: Result, start: str) -> float:
+    return float(point["seconds"] - (point[start] if start else 0.0))
+
+
+def _lead(ours: list[Result], point: Result, start: str) -> str:
+    """By how much the best mask that ours had when another ended was above the other's."""
+    values = [own["f"] for own in ours if _spent(own, start) <= _spent(point, start)]
+    return f"{max(values) - point['f']:+.6f}" if values else "no mask yet" if ours else ""
 
 
 def describe_machine(args: argparse.Namespace) -> str:
@@ -243,7 +269,7 @@ def main() -> None:
             f"a random mask has f {f['random']:.6f}, top quality {f['top quality']:.6f}.",
             "",
         ]
-        text += table(results[case])
+        text += table(results[case], has_similarities=problem.kind == FACILITY)
     if args.write is None:
         print("\n".join(text))
         return

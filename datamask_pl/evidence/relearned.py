@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ def relearn(
     min_lr: float,
     init: Initialization,
     is_polished: bool,
+    on_step: Callable[[int, Tensor], object] | None = None,
 ) -> Tensor:
     """The mask that the estimator `multilinear` learns for a ground set, as `fit` does for a block.
 
@@ -36,6 +39,8 @@ def relearn(
         min_lr: of the last.
         init: with what the logits start.
         is_polished: whether samples near the threshold are exchanged at the end.
+        on_step: called after every step with its number, from 0, and the logits, float32 (N,), which the next step
+            changes in place.
 
     Returns:
         bool (N,), True = kept.
@@ -47,6 +52,8 @@ def relearn(
         update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)
         rate = linear_rate(step, num_steps, max_lr=max_lr, min_lr=min_lr)
         logits_N += (rate * update.direction_M).to(logits_N.dtype)
+        if on_step is not None:
+            on_step(step, logits_N)
     return round_logits(
         logits_N,
         objective=objective,

@@ -20,15 +20,6 @@ def run(script, *args):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
-def test_greedy_and_ours_stand_side_by_side(tmp_path):
-    path = write(tmp_path / "a.parquet", make_table(200, dim=8, feature_type=pa.list_(pa.float16(), 8)))
-    lines = run("greedy.py", path, "--repeats", 1).splitlines()
-    ours = [line for line in lines if "  ours  " in line]
-    greedy = [line for line in lines if "  greedy  " in line]
-    assert len(ours) == len(greedy) == 7
-    assert all(line.endswith("x") for line in ours)
-
-
 def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
     lines = run("ranks.py", "--repeats", 1, "--scale", 0.002).splitlines()
     rows = [line for line in lines if line.startswith(("| multilinear", "| group_relative"))]
@@ -42,6 +33,31 @@ def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
     rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| facility", "| pairwise", "| disf"))]
     assert [len(cells) for cells in rows] == [6] * 6 + [10] * 3
     assert all(float(cells[7]) > -1 for cells in rows[6:])
+
+
+class TestSchedules:
+    def run(self, records, *options):
+        few = ["--samples", 90, "--ratios", 0.1, "--weights", 0.3, "--rates", "2:0.2,4:1.5", "--threads", 1]
+        return run("schedule.py", *few, "--records", records, *options)
+
+    def test_every_schedule_has_a_number_for_every_data_set_and_term_with_and_without_exchanges(self, tmp_path):
+        out = self.run(tmp_path / "records", "--steps", "2,8", "--terms", "pairwise,disf,facility_location")
+        tables = [[line.split("|")[1:-1] for line in part.splitlines() if line.startswith("| ")]
+                  for part in out.split("**polished**")]  # fmt: skip
+        assert [len(rows) for rows in tables] == [5, 5]
+        assert all(len(row) == 2 + 2 * 3 for rows in tables for row in rows)
+        missed = [[float(cell.split()[0]) for row in rows[1:] for cell in row[2:]] for rows in tables]
+        assert all(0 <= polished <= plain for plain, polished in zip(*missed, strict=True))
+        assert "- disf, polished: the default, 8 steps at 4 to 1.5, misses" in out
+
+    def test_what_is_recorded_is_not_measured_again(self, tmp_path):
+        records = tmp_path / "records"
+        first = self.run(records, "--steps", "2", "--terms", "pairwise")
+        measured = records.read_text()
+        assert self.run(records, "--steps", "2", "--terms", "pairwise").split("**")[1:] == first.split("**")[1:]
+        assert records.read_text() == measured
+        self.run(records, "--steps", "3", "--terms", "pairwise")
+        assert len(records.read_text().splitlines()) == 2 * len(measured.splitlines())
 
 
 def test_neighbour_lists_are_measured(tmp_path):

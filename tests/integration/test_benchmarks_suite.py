@@ -1,6 +1,8 @@
 """The benchmark suite, and the benchmarks of growth and overhead, on small data."""
 
 import json
+import signal
+import subprocess
 import sys
 
 import pyarrow as pa
@@ -30,8 +32,8 @@ def test_everyone_is_measured_and_a_page_and_a_picture_are_written(tmp_path):
     names = [row[0] for row in rows if row[0]]
     assert names[0] == "greedy"
     assert names[1].startswith("leverage scores")
-    steps = ["ours, 4 steps", "ours, 4 steps, polished", "ours, 8 steps", "ours, 8 steps, polished", "ours, 20 steps"]
-    assert names[-6:] == [*steps, "ours"]
+    steps = [f"ours, {number} steps" for number in (4, 20, 8)]
+    assert names[-6:] == [name for bare in steps for name in (bare, f"{bare}, polished")]
     results = json.loads((tmp_path / "docs/suite.json").read_text())["results"]["pairwise:0.05"]
     assert all(result["runs"] == 2 for result in results.values())
     points = results["ours"]["points"]
@@ -41,23 +43,76 @@ def test_everyone_is_measured_and_a_page_and_a_picture_are_written(tmp_path):
     assert f"torch {torch.__version__}" in page
 
 
-def test_a_competitor_that_is_not_there_or_too_slow_is_a_row_that_says_so():
-    import suite
+def cells_of(lines):
+    return {
+        cells[0]: cells for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line)
+    }
 
-    point = {"label": "", "seconds": 1.0, "f": 0.5, "quality": 0.5, "diversity": 0.5}
-    results = {
+
+@pytest.fixture
+def results():
+    point = {"label": "", "seconds": 1.0, "prepared_s": 0.5, "f": 0.5, "quality": 0.5, "diversity": 0.5}
+    first, second = {**point, "label": "4 steps", "f": 0.45}, {**point, "label": "20 steps", "seconds": 2.0, "f": 0.6}
+    longest = {**point, "seconds": 2.5, "prepared_s": 1.5, "f": 0.55}
+    return {
         "greedy": {"points": [point], "memory_bytes": 10**9, "runs": 3},
         "absent": {"failure": "not installed (No module named 'absent')"},
-        "below": {"points": [{**point, "f": 0.4}], "memory_bytes": 0, "runs": 1},
-        "ours": {"points": [{**point, "f": 0.45}, {**point, "seconds": 2.0}], "memory_bytes": 0, "runs": 3},
+        "early": {"points": [{**point, "seconds": 0.5, "f": 0.4}], "memory_bytes": 0, "runs": 1},
+        "compiled sparse greedy, 600 neighbours": {"points": [longest], "memory_bytes": 0, "runs": 1},
+        "ours": {"points": [first, second], "memory_bytes": 0, "runs": 3},
     }
-    lines = suite.table(results)
-    assert lines[3].startswith("| absent |")
-    assert "not installed (No module named 'absent')" in lines[3]
-    first_seconds = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines[2:]}
-    assert first_seconds["greedy"] == "1.00"
-    assert first_seconds["below"] == "never"
-    assert first_seconds["ours"] == "2.00"
+
+
+def test_the_table_says_when_greedys_f_is_reached_and_who_is_not_there(results):
+    import suite
+
+    rows = cells_of(suite.table(results, has_similarities=False))
+    assert "absent: not installed (No module named 'absent')" in rows
+    assert rows["greedy"][1] == "1.00"
+    assert rows["early"][1] == "never"
+    assert rows["ours, 4 steps"][1] == ""
+    assert rows["ours, 20 steps"][1] == "2.00"
+    assert rows["ours, 20 steps"][3] == "+0.100000"
+
+
+def test_ours_is_compared_when_a_competitor_ends_with_and_without_similarities(results):
+    import suite
+
+    lines = suite.table(results, has_similarities=True)
+    rows = cells_of(lines)
+    assert rows["greedy"][4:8] == ["1.00", "-0.050000", "0.50", "-0.050000"]
+    assert rows["early"][4:8] == ["0.50", "no mask yet", "0.00", "no mask yet"]
+    # its lists took longer: without them it ends before the last mask of ours
+    assert rows["compiled sparse greedy, 600 neighbours"][4:8] == ["2.50", "+0.050000", "1.00", "-0.100000"]
+    assert lines[-1] == "At its end f of ours is that of compiled sparse greedy, 600 neighbours +0.050000."
+
+
+SLOW_COMPETITOR = """
+import sys, time
+sys.path.insert(0, {benchmarks!r})
+import suite, torch
+from ours import Point
+
+def slow(problem):
+    # the small problem that warms up is quick
+    time.sleep(2.0 * (len(problem.features_ND) > suite.NUM_WARM_UP))
+    return [Point("", 2.0, torch.arange(len(problem.features_ND)) < problem.num_selected)]
+
+suite.competitors = lambda *_, **__: {{name: slow for name in ("greedy", suite.PAPER)}}
+suite.main()
+"""
+
+
+def test_a_run_over_the_limit_is_stopped_and_the_papers_estimator_has_its_own(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(700, dim=4, feature_type=pa.list_(pa.float16(), 4)))
+    script, output = tmp_path / "slow.py", tmp_path / "result.json"
+    script.write_text(SLOW_COMPETITOR.format(benchmarks=str(ROOT / "benchmarks")))
+    options = [path, "--limit", 1, "--paper-seconds", 60, "--work", "disf:0"]
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        run(script, *options, "greedy", output)
+    assert failure.value.returncode == -signal.SIGALRM
+    run(script, *options, "the paper's estimator", output)
+    assert json.loads(output.read_text())["runs"] == 1
 
 
 @pytest.mark.parametrize("num_selected", [1, 15])
@@ -83,6 +138,7 @@ def test_growth_measures_a_command_and_its_memory(tmp_path):
     lines = run("growth.py", "--folder", tmp_path, *options).splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| pairwise")]
     assert [(row[1], row[2]) for row in rows] == [("300", "1"), ("600", "2")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-4-000-300.parquet", "shard-4-000-600.parquet"]
     # a process with torch in it
     assert all(0.1 < float(row[6].split()[0]) < 4 for row in rows)
 
