@@ -36,6 +36,9 @@ quickstart: $(INSTALLED)
 	$(BIN)/python cli.py sample --output quickstart-data/text.parquet
 	$(BIN)/python cli.py embed --source quickstart-data/text.parquet --output quickstart-data/features.parquet
 	$(BIN)/python cli.py fit --config configs/quickstart.yaml
+	@echo
+	@echo "texts   python cli.py apply --mask MASK --source quickstart-data/text.parquet --output kept"
+	@echo "first   . $(BIN)/activate, so that python is the one that has just been set up"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from datamask_pl.data.loader import DEFAULT_PARTIAL
@@ -33,12 +34,17 @@ def check_schedule(*, num_steps: int, max_lr: float, min_lr: float) -> None:
     check(max_lr >= min_lr, f"max_lr must be at least min_lr ({min_lr})", max_lr)
 
 
-def check_precision(precision: object) -> None:
-    """Raises a ConfigError if the trainer would compute in half or double precision."""
-    if precision != "32-true":
+def check_trainer(trainer: Trainer) -> None:
+    """Raises a ConfigError if the trainer would compute in half or double precision, or stop after a step."""
+    if trainer.precision != "32-true":
         raise ConfigError(
-            f"trainer.precision must be 32-true, got {precision}: rewards that differ by a part in a thousand are lost "
-            "in half precision. Features are stored and read in float16 where the files are."
+            f"trainer.precision must be 32-true, got {trainer.precision}: rewards that differ by a part in a thousand "
+            "are lost in half precision. Features are stored and read in float16 where the files are."
+        )
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by Lightning's debugging connector
+        raise ConfigError(
+            "trainer.fast_dev_run has no folder for its files and would leave the mask of one step in this one; for a "
+            "trial give --model.num_steps 2, and one file as --data.path."
         )
 
 

@@ -18,11 +18,12 @@ COMMANDS = {
     "embed": "text parquet to feature parquet",
     "export": "another ratio, cost or quota from the logits of a finished mask, without training",
     "apply": "mask and source shards to filtered shards",
-    "compare": "the mask of a run beside random, top quality, greedy and others",
-    "report": "one HTML file that shows what the mask of a run is worth",
+    "compare": "a mask beside random, top quality, greedy and others",
+    "report": "one HTML file that shows what a mask is worth and what it keeps",
 }
 _GO_ON = {
     "fit": "; --ckpt_path last goes on with it",
+    "embed": "; with --model the same command goes on with it",
     "apply": "; the same command goes on with it",
     "export": "; the same command goes on with it",
 }
@@ -116,24 +117,31 @@ def _overview() -> str:
 
 
 def _one_line(message: str) -> str:
-    """The parser's message without its line breaks; where a value fits none of several types, what matters of it."""
+    """The parser's message without its line breaks; where a value is of none of its types, what matters of it."""
     line = " ".join(message.split()).removeprefix("error: ")
+    # of several types: what may be given, why none of it fits, what was given
     union = re.search(
-        r'Parser key "([^"]+)": .*Subtypes: \[(.*)\] Errors: (.*) Given value type: .* Given value: (.*)', line
+        r'Parser key "([^"]+)": .*?Subtypes: \[(.*?)\] Errors: (.*) Given value type: .* Given value: (.*)', line
     )
-    if union is None:
-        return line
-    key, kinds, errors, given = union.groups()
-    if problem := re.search(r"- (Problem with .*?)(?= - Expected|$)", errors):
-        return f"{key}: {problem[1]}; got {given}"
-    return f"{key} must be {', or '.join(map(_kind, _OUTER_COMMA.split(kinds)))}; got {given}"
+    if union is not None:
+        key, kinds, errors, given = union.groups()
+        if entry := re.search(r"Problem with given class_path '[^']*\.WeightedObjective': (.*)", errors):
+            return f"{key}: an entry of the list: {_one_line(entry[1])}"
+        if problem := re.search(r"- (Problem with .*?)(?= - Expected|$)", errors):
+            return f"{key}: {problem[1]}; got {given}"
+        return f"{key} must be {', or '.join(map(_kind, _OUTER_COMMA.split(kinds)))}; got {given}"
+    if single := re.fullmatch(r'Parser key "([^"]+)": Expected an? (.*?)\. Got value: (.*)', line):
+        return f"{single[1]} must be {_kind(single[2])}; got {single[3]}"
+    return line
 
 
 def _kind(annotation: str) -> str:
     """A type as users write it."""
     text = re.sub(r"<class '([^']*)'>", r"\1", annotation).replace("NoneType", "null")
     text = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", text)
-    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+    text = text.replace("list[WeightedObjective]", "a list of {objective: one of these, weight: number}")
+    return re.sub(r"\bObjective\b", "the class path of an Objective of your own", text)
 
 
 def _hint(command: str, arguments: list[str]) -> str:

@@ -7,7 +7,6 @@ whole or not at all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
@@ -15,33 +14,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.atomic import atomic_path
 from datamask_pl.data.types import BlockResult
 from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.mask_part import (
+    DAMAGES,
+    FORMAT_VERSION,
+    check_about,
+    check_kinds,
+    check_rows,
+    encode_footer,
+    read_part_footer,
+)
 from datamask_pl.settings import differences
-from datamask_pl.storage import AnyPath, list_names, read_footer, readable
+from datamask_pl.storage import AnyPath, list_names, readable
 
-FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
 MAX_MERGES = 20
 MAX_BLOCKS = 10**8
-_METADATA_KEY = b"datamask_pl"
-_SUM_KEY = b"datamask_pl_sha256"
-_DAMAGES = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError)
-_PLAIN_TYPES = {
-    "source_file": pa.dictionary(pa.int32(), pa.string()),
-    "source_row": pa.int64(),
-    "selected": pa.bool_(),
-    "logit": pa.float32(),
-    "probability": pa.float32(),
-    "quality": pa.float32(),
-    "cost": pa.float64(),
-    "group": pa.dictionary(pa.int32(), pa.string()),
-}
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 
 
@@ -110,7 +103,7 @@ class Manifest:
                     f"{path} has format {content['format']}, this version reads {FORMAT_VERSION}; use the one that "
                     "wrote it."
                 )
-            content["blocks"] = {int(index): _check_about(block) for index, block in content["blocks"].items()}
+            content["blocks"] = {int(index): check_about(block) for index, block in content["blocks"].items()}
             manifest = cls(**content)
             manifest._check()
         except DataFileError:
@@ -125,7 +118,7 @@ class Manifest:
 
     def _check(self) -> None:
         """Raises a ValueError if an entry is of another kind: JSON may hold anything."""
-        _check_kinds(
+        check_kinds(
             {**asdict(self), "config": self.config or {}},
             {"plan_hash": str, "files": list, "num_blocks": int, "settings": dict, "versions": dict, "config": dict},
         )
@@ -200,9 +193,7 @@ def write_table(
     Raises:
         DataFileError: If it cannot be written.
     """
-    metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
-    text = json.dumps(metadata).encode()
-    table = table.replace_schema_metadata({_METADATA_KEY: text, _SUM_KEY: _sum_of(text)})
+    table = table.replace_schema_metadata(encode_footer(plan_hash=plan_hash, settings=settings, about=about))
     with atomic_path(folder / part_name(block)) as temporary:
         # no dictionaries: a page's header has no checksum, and that of a dictionary can turn all values into others
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True, use_dictionary=False)
@@ -227,10 +218,10 @@ def read_part(
     """
     path = folder / part_name(block)
     try:
-        metadata = _read_metadata(path)
+        metadata = read_part_footer(path)
     except FileNotFoundError:
         return None
-    except _DAMAGES as error:
+    except DAMAGES as error:
         rank_zero_warn(f"{path} is damaged ({error}); its block is learned again.")
         return None
     if plan_hash is not None and metadata["plan_hash"] != plan_hash:
@@ -247,6 +238,21 @@ def read_part(
     return about
 
 
+def read_finished(folder: AnyPath) -> Manifest:
+    """The manifest of a mask, finished or not, with what the parts that are there say of their blocks.
+
+    Raises:
+        DataFileError: If the folder holds no mask, or a part of it is damaged or of another run.
+        ConfigError: If no part is there.
+    """
+    manifest = _read_manifest(folder)
+    parts = [block for block in list_parts(folder) if block < manifest.num_blocks]
+    if not parts:
+        raise ConfigError(f"{folder} has no finished block; the same fit command, with --run_name, goes on with it.")
+    manifest.blocks = {block: _read_about(folder, block, manifest) for block in parts}
+    return manifest
+
+
 def read_complete(folder: AnyPath) -> Manifest:
     """The manifest of a mask whose parts are all there, with what they say of their blocks.
 
@@ -254,47 +260,56 @@ def read_complete(folder: AnyPath) -> Manifest:
         DataFileError: If the folder holds no mask, or a part of it is damaged or of another run.
         ConfigError: If parts are missing.
     """
-    manifest = Manifest.read(folder)
-    if manifest is None:
-        raise DataFileError(
-            f"{folder} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
-            "such as runs/fineweb/version_0/mask."
-        )
-    parts = list_parts(folder)
-    missing = sorted(set(range(manifest.num_blocks)).difference(parts))
+    manifest = _read_manifest(folder)
+    missing = sorted(set(range(manifest.num_blocks)).difference(list_parts(folder)))
     if missing:
         raise ConfigError(
             f"{folder} has {manifest.num_blocks - len(missing)} of {manifest.num_blocks} parts, the first that is "
             f"missing is {part_name(missing[0])}; finish the run: the same fit command, with --run_name and the "
             "name of its folder, goes on."
         )
-    for block in range(manifest.num_blocks):
-        path = folder / part_name(block)
-        try:
-            metadata = _read_metadata(path)
-        except _DAMAGES as error:
-            raise _damage(path, error) from error
-        if metadata["plan_hash"] != manifest.plan_hash:
-            raise DataFileError(
-                f"{path} is the mask of other data (plan {metadata['plan_hash'][:12]}, the manifest says "
-                f"{manifest.plan_hash[:12]}); put back the parts of one run."
-            )
-        if differing := differences(metadata["settings"], manifest.settings):
-            raise DataFileError(
-                f"{path} was made with other options than its manifest says: {'; '.join(differing)}; put back the "
-                "parts of one run."
-            )
-        manifest.blocks[block] = metadata["about"]
+    manifest.blocks = {block: _read_about(folder, block, manifest) for block in range(manifest.num_blocks)}
     return manifest
 
 
+def _read_manifest(folder: AnyPath) -> Manifest:
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        raise DataFileError(
+            f"{folder} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
+            "such as runs/fineweb/version_0/mask."
+        )
+    return manifest
+
+
+def _read_about(folder: AnyPath, block: int, manifest: Manifest) -> dict[str, Any]:
+    """What a part says of its block, which is of the run that the manifest is of."""
+    path = folder / part_name(block)
+    try:
+        metadata = read_part_footer(path)
+    except DAMAGES as error:
+        raise _damage(path, error) from error
+    if metadata["plan_hash"] != manifest.plan_hash:
+        raise DataFileError(
+            f"{path} is the mask of other data (plan {metadata['plan_hash'][:12]}, the manifest says "
+            f"{manifest.plan_hash[:12]}); put back the parts of one run."
+        )
+    if differing := differences(metadata["settings"], manifest.settings):
+        raise DataFileError(
+            f"{path} was made with other options than its manifest says: {'; '.join(differing)}; put back the "
+            "parts of one run."
+        )
+    about: dict[str, Any] = metadata["about"]
+    return about
+
+
 def read_columns(folder: AnyPath, block: int, manifest: Manifest, columns: list[str]) -> pa.Table:
-    """Some columns of a part of a complete mask, in which every value is one that `write_part` could have written.
+    """Some columns of a part of a mask, in which every value is one that `write_part` could have written.
 
     Args:
         folder: the mask folder.
         block: index of the block.
-        manifest: from `read_complete`.
+        manifest: from `read_complete` or `read_finished`.
         columns: names.
 
     Raises:
@@ -306,73 +321,15 @@ def read_columns(folder: AnyPath, block: int, manifest: Manifest, columns: list[
             table = parquet.read(columns, use_threads=False)
         if missing := set(columns).difference(table.column_names):
             raise ValueError(f"it has no column {min(missing)}")
-        _check_rows(table, manifest.blocks[block], manifest.files)
-    except _DAMAGES as error:
+        check_rows(table, manifest.blocks[block], manifest.files)
+    except DAMAGES as error:
         raise _damage(path, error) from error
     return table
 
 
-def _check_rows(table: pa.Table, about: dict[str, Any], files: list[str]) -> None:
-    """Raises a ValueError, or what arrow raises, if a column holds what cannot be."""
-    if table.num_rows != about["num_samples"]:
-        raise ValueError(f"{table.num_rows} rows instead of {about['num_samples']}")
-    for name in table.column_names:
-        if table[name].null_count or not table[name].type.equals(_PLAIN_TYPES.get(name, table[name].type)):
-            raise ValueError(f"column {name} is of type {table[name].type} with {table[name].null_count} nulls")
-        table[name].validate(full=True)
-    if "selected" in table.column_names:
-        num_selected = pc.sum(table["selected"]).as_py() or 0
-        if num_selected != about["num_selected"]:
-            raise ValueError(f"{num_selected} samples are selected instead of {about['num_selected']}")
-    if "source_row" in table.column_names and (pc.min(table["source_row"]).as_py() or 0) < 0:
-        raise ValueError("a source_row is negative")
-    if "source_file" in table.column_names:
-        names = pc.unique(table["source_file"].cast(pa.string()))
-        if not pc.all(pc.is_in(names, value_set=pa.array(files, pa.string())), min_count=0).as_py():
-            raise ValueError("a source_file is none of the manifest's files")
-
-
 def _damage(path: AnyPath, error: Exception) -> DataFileError:
     reason = str(error).rstrip(".")
-    return DataFileError(f"{path} is damaged ({reason}); the same fit command writes it again.")
-
-
-def _read_metadata(path: AnyPath) -> dict[str, Any]:
-    """What is written into a part's footer. Raises one of `_DAMAGES` if the part is not whole."""
-    footer = read_footer(path)
-    entries = footer.metadata or {}
-    text = entries[_METADATA_KEY]
-    if entries.get(_SUM_KEY, _sum_of(text)) != _sum_of(text):
-        raise ValueError("the checksum of what it says of its block is wrong")
-    metadata: dict[str, Any] = json.loads(text)
-    _check_kinds(metadata, {"plan_hash": str, "settings": dict, "about": dict})
-    about = _check_about(metadata["about"])
-    if footer.num_rows != about["num_samples"]:
-        raise ValueError(f"{footer.num_rows} rows instead of {about['num_samples']}")
-    if about.get("part", path.name) != path.name:
-        raise ValueError(f"it is {about['part']} under another name")
-    return metadata
-
-
-def _sum_of(text: bytes) -> bytes:
-    return hashlib.sha256(text).hexdigest().encode()
-
-
-def _check_about(about: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Returns what is said of a block if it is of the form of `describe_block`; raises a ValueError if not."""
-    _check_kinds(about, {"num_samples": int, "num_selected": int, "num_dropped": int})
-    checked: dict[str, Any] = about
-    if not 0 <= checked["num_selected"] <= checked["num_samples"] or checked["num_dropped"] < 0:
-        raise ValueError(f"{checked['num_selected']} of {checked['num_samples']} samples are selected")
-    return checked
-
-
-def _check_kinds(content: Any, kinds: dict[str, type]) -> None:  # noqa: ANN401
-    if not isinstance(content, dict):
-        raise ValueError(f"{type(content).__name__} instead of an object")
-    for name, kind in kinds.items():
-        if not isinstance(content.get(name), kind):
-            raise ValueError(f"{name} is {type(content.get(name)).__name__} instead of {kind.__name__}")
+    return DataFileError(f"{path} is damaged ({reason}); the command that made the mask writes it again.")
 
 
 def describe_block(result: BlockResult) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from datamask_pl.block_ground import check_budgets, make_ground, part_of
 from datamask_pl.block_solution import calibrate, solve
 from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
-from datamask_pl.checks import check, check_choice, check_logits, check_precision, check_schedule
+from datamask_pl.checks import check, check_choice, check_logits, check_schedule, check_trainer
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
 from datamask_pl.errors import CheckpointError, ConfigError
@@ -162,14 +162,14 @@ class MaskLearner(LightningModule):
 
         Raises:
             BudgetError: If the ratio keeps nothing of a block, or its budget cannot be met.
-            ConfigError: If the trainer has no data module, or would compute in half precision, or groups are named that
-                are not there.
+            ConfigError: If the trainer has no data module, or would compute in half precision or for one step alone, or
+                groups are named that are not there.
         """
         source = self._source
         source.prepare()
         sizes = source.block_sizes
         with failing_together():
-            check_precision(self.trainer.precision)
+            check_trainer(self.trainer)
             check_budgets(self.rule, source, is_whole_block=self.is_whole_block)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
         self.policy = MaskPolicy(max(sizes, default=1))

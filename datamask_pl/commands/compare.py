@@ -1,4 +1,4 @@
-"""The mask of a run beside other ways to choose as many samples.
+"""A mask beside other ways to choose as many samples.
 
 Shapes: N samples of a block, M of them that are compared, R masks.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +55,7 @@ class Row:
 
     Attributes:
         block: index of the block.
-        name: `mask`; `relearned`, for a part of a block; or that of a competitor.
+        name: `mask`; `relearned`, for a part of a block and for a mask that was exported; or that of a competitor.
         f: the run's objective, with its weights and scales.
         quality: mean scaled quality.
         facility_location: see `evidence.measures`, as are the next two; higher is better in each.
@@ -88,16 +90,18 @@ def compare(
     near_duplicate: float = 0.95,
     seed: int = 0,
 ) -> None:
-    """Puts the mask of a run beside other ways to choose as many samples: random, top quality, greedy and others.
+    """Puts a mask beside other ways to choose as many samples: random, top quality, greedy and others.
 
     Prints a table and writes comparison.csv and comparison.json. f is the run's objective with its weights and scales;
-    each greedy maximises quality with the same pull and one kind of diversity.
+    each greedy maximises quality with the same pull and one kind of diversity. Of a mask that `export` made it is the
+    objective of the run whose logits it was made from, and what that run's method learns for the new budget is shown
+    beside it.
 
     Args:
         run: folder of the run, which fit names at its end.
-        mask: folder of the mask, instead of the run.
+        mask: folder of the mask, instead of the run; such as one that export made.
         source: the files that the mask was learned from, where they have moved since.
-        output: folder for the tables; the run's, or the one that the mask's folder is in.
+        output: folder for the tables; the run's, or, of a mask elsewhere, one beside it: NAME-evidence.
         blocks: which blocks, as 3 or [0, 3]; the first that is finished if left out.
         competitors: which, as [random, semdedup]: random, top_quality, greedy_facility_location, greedy_pairwise,
             greedy_disf, disf_batches, disf_published, leverage_score, semdedup, semdedup_quality; all but disf_batches
@@ -141,6 +145,7 @@ def compare(
         print(_describe(block))
     print(describe_legend(near_duplicate))
     print(f"written {folder / COMPARISON_CSV}, {folder / COMPARISON_JSON}")
+    print(f"next    python cli.py report --{'run' if run else 'mask'} {shlex.quote(run or str(mask))}")
 
 
 @dataclass(frozen=True)
@@ -177,11 +182,13 @@ def _compare_block(
     about = run.manifest.blocks[index]
     ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
     features_ND = ground.features(slice(None))
-    scales = torch.tensor([about["scales"][term.name] for term in run.objective.terms], dtype=torch.float64)
-    masks, seconds = {MASK: mask_N}, {MASK: float(about["seconds"])}
-    if ground.num_samples < about["num_samples"] and _can_relearn(run):
+    scale_by_name = run.scales(index)
+    scales = torch.tensor(list(scale_by_name.values()), dtype=torch.float64)
+    masks, seconds = {MASK: mask_N}, {MASK: float(about.get("seconds", 0.0))}
+    is_whole = ground.num_samples == about["num_samples"]
+    if (run.is_exported or not is_whole) and _can_relearn(run):
         masks[RELEARNED], seconds[RELEARNED] = _timed(lambda: _relearn(run, ground, scales))
-    scale_of = cache(partial(_scale, run, ground, about["scales"], seed=derive_seed(seed, index, 1)))
+    scale_of = cache(partial(_scale, run, ground, scale_by_name, seed=derive_seed(seed, index, 1)))
     for name in names:
         quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
         choose = partial(
@@ -200,19 +207,31 @@ def _compare_block(
         _measure(index, name, masks, ground, f=value.f, seconds=seconds[name], cosine=cosine)
         for name, value in zip(masks, values, strict=True)
     ]
-    is_whole = ground.num_samples == about["num_samples"]
-    if is_whole and abs(rows[0].f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
+    notes += _notes(run, about, rows[0].f, is_whole=is_whole)
+    return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
+
+
+def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bool) -> list[str]:
+    """What is to be said of a block's numbers, beside of which samples they are."""
+    notes = []
+    if is_whole and "mask" in about and abs(f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
         notes.append(
-            f"f of the mask is {rows[0].f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or "
-            "qualities in the files have changed since the run, or the objective has."
+            f"f of the mask is {f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or qualities in "
+            "the files have changed since the run, or the objective has."
         )
     if run.limits:
         notes.append(
             f"the mask keeps to {', '.join(run.limits)}; the others keep as many samples, whatever these say: they "
             "have more to choose from."
         )
+    if run.is_exported:
+        note = (
+            "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
+        )
+        beside = f" {RELEARNED} is what its method learns for this budget." if _can_relearn(run) else ""
+        return [*notes, note + beside]
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
-    return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
+    return notes
 
 
 def _timed(choose: Callable[[], Tensor]) -> tuple[Tensor, float]:

@@ -6,6 +6,7 @@ Shapes: N samples of a block.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
@@ -196,13 +197,16 @@ class _Blocks:
         for name, column in columns.items():
             index = table.schema.get_field_index(name)
             table = table.append_column(name, column) if index < 0 else table.set_column(index, name, column)
-        about = {
+        before = self._manifest.blocks[block]
+        about: dict[str, Any] = {
             "part": part_name(block),
             "num_samples": table.num_rows,
             "num_selected": int(mask_N.sum()),
-            "num_dropped": self._manifest.blocks[block]["num_dropped"],
+            "num_dropped": before["num_dropped"],
             "budgets": [asdict(group) for group in group_budgets_of(constraint, mask_N)],
             "made_from": {"mask": str(self._folder), "logits": hash_logits(logits_N)},
+            # of the run, so that `compare` knows what f is
+            **{name: before[name] for name in ("scales", "num_steps", "seconds") if name in before},
         }
         plan_hash = self._manifest.plan_hash
         write_table(target, block, table, plan_hash=plan_hash, settings=settings, about=about)
@@ -292,5 +296,7 @@ def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath) -> str:
         f"kept {kept:,} of {whole:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, by the logits of {folder}"
     ]
     lines += [*describe_budgets(blocks), f"mask    {target}"]
-    lines.append(f"next    python cli.py apply --mask {target} --source SHARDS --output FOLDER")
+    shown = shlex.quote(str(target))
+    lines.append(f"next    python cli.py apply --mask {shown} --source SHARDS --output FOLDER")
+    lines.append(f"show    python cli.py compare --mask {shown} && python cli.py report --mask {shown}")
     return "\n".join(lines)

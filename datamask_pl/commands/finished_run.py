@@ -1,4 +1,4 @@
-"""A run that is over, with the data that it was made from: what `compare` and `report` look at.
+"""A mask that is made, with the data that it was made from: what `compare` and `report` look at.
 
 Shapes: N samples of a block.
 """
@@ -15,15 +15,15 @@ from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor
 
 from datamask_pl.atomic import local_path
-from datamask_pl.data.files import Location, open_parquet
 from datamask_pl.data.sources import plain
 from datamask_pl.data.types import Block
 from datamask_pl.datamodule import FeatureDataModule
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.mask_file import MANIFEST_NAME, Manifest, list_parts, part_name, read_part
+from datamask_pl.mask_file import MANIFEST_NAME, Manifest, part_name, read_columns, read_finished
 from datamask_pl.module import MaskLearner
+from datamask_pl.storage import AnyPath, any_path
 
 _LIMITS = ("cost_column", "group_column", "keep_ids", "drop_ids")
 
@@ -42,7 +42,7 @@ class FinishedRun:
     """
 
     folder: Path
-    mask: Path
+    mask: AnyPath
     manifest: Manifest
     data: FeatureDataModule
     learner: MaskLearner
@@ -54,23 +54,48 @@ class FinishedRun:
         return self.learner.objective
 
     @property
+    def name(self) -> str:
+        """Folder of the run, or of the mask if that is elsewhere."""
+        return str(self.folder if self.mask == self.folder / "mask" else self.mask)
+
+    @property
+    def is_exported(self) -> bool:
+        """True if the mask was made from the logits of another one, and not learned for its budget."""
+        return any("made_from" in about for about in self.manifest.blocks.values())
+
+    @property
     def limits(self) -> list[str]:
         """Options by which the budget went, beside the number of samples."""
-        return limits_of(self.manifest.config or {})
+        return limits_of(self.manifest)
+
+    def scales(self, index: int) -> dict[str, float]:
+        """What the run divides each term by, in a block.
+
+        Raises:
+            DataFileError: If the part does not say.
+        """
+        found = self.manifest.blocks[index].get("scales")
+        names = [term.name for term in self.objective.terms]
+        if not isinstance(found, dict) or not all(isinstance(found.get(name), float) for name in names):
+            raise DataFileError(
+                f"{self.mask / part_name(index)} does not say by what the terms of f are divided; make the mask again."
+            )
+        return {name: found[name] for name in names}
 
 
-def limits_of(config: dict[str, Any]) -> list[str]:
-    """Options of a run by which its budget went, beside the number of samples.
-
-    Example:
-        >>> limits_of({"data": {"path": "shards", "cost_column": "tokens", "group_column": None}})
-        ['data.cost_column']
-    """
-    return [f"data.{name}" for name in _LIMITS if config.get("data", {}).get(name)]
+def limits_of(manifest: Manifest) -> list[str]:
+    """Options by which the budget of a mask went, beside the number of samples: of `export`, if that made it."""
+    settings, data = manifest.settings, (manifest.config or {}).get("data", {})
+    if "export.select_ratio" in settings:
+        return [f"export.{name}" for name in _LIMITS if settings.get(f"export.{name}")]
+    return [f"data.{name}" for name in _LIMITS if data.get(name)]
 
 
-def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Path, Path]:
+def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[AnyPath, Path]:
     """Folder of the mask, and folder for what is found out about it.
+
+    That is output, if given, or the run's folder. For a mask elsewhere, as `export` writes it, a folder beside it, with
+    its name and -evidence behind it; in the current folder where the mask is in an object store.
 
     Raises:
         ConfigError: If neither or both of run and mask are given.
@@ -80,7 +105,7 @@ def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Pa
         raise ConfigError("give either run, the folder of a run, or mask, the folder of a mask.")
     if run is not None:
         folder = local_path("run", run)
-        found = folder / "mask"
+        found: AnyPath = folder / "mask"
         if not (found / MANIFEST_NAME).exists():
             if (folder / MANIFEST_NAME).exists():
                 hint = f"it is a mask folder itself: --mask {folder}"
@@ -90,8 +115,8 @@ def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Pa
                 hint = "give the folder that fit names at its end, such as runs/fineweb/version_0"
             raise DataFileError(f"{folder} has no mask ({found / MANIFEST_NAME} does not exist); {hint}.")
     else:
-        found = local_path("mask", str(mask))
-        folder = found.parent
+        found = any_path("mask", str(mask))
+        folder = _beside(found)
         if not (found / MANIFEST_NAME).exists():
             raise DataFileError(
                 f"{found} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
@@ -100,7 +125,15 @@ def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[Pa
     return found, folder if output is None else local_path("output", output)
 
 
-def open_run(mask: Path, folder: Path, *, source: str | list[str] | None) -> FinishedRun:
+def _beside(mask: AnyPath) -> Path:
+    if isinstance(mask, Path):
+        whole = mask.absolute()
+        is_of_run = whole.name == "mask" and (whole.parent / "config.yaml").exists()
+        return mask.parent if is_of_run else mask.with_name(f"{whole.name}-evidence")
+    return Path(f"{mask.name}-evidence")
+
+
+def open_run(mask: AnyPath, folder: Path, *, source: str | list[str] | None) -> FinishedRun:
     """Reads the manifest of a mask, and finds the files that it was learned from.
 
     Args:
@@ -109,9 +142,9 @@ def open_run(mask: Path, folder: Path, *, source: str | list[str] | None) -> Fin
         source: the files, where they are not at the run's data.path any more.
 
     Raises:
-        ConfigError: If the mask was not made by `fit`, has no finished block, its configuration does not fit this
+        ConfigError: If the mask was learned from Python, has no finished block, its configuration does not fit this
             version, or the files are not those that it was learned from.
-        DataFileError: If a file is missing or cannot be read.
+        DataFileError: If a file is missing or cannot be read, or a part of the mask is damaged.
         SchemaError: If a column is missing.
     """
     manifest = read_finished(mask)
@@ -142,22 +175,6 @@ def open_run(mask: Path, folder: Path, *, source: str | list[str] | None) -> Fin
     )
 
 
-def read_finished(mask: Path) -> Manifest:
-    """The manifest of a mask with the blocks whose parts are there.
-
-    Raises:
-        ConfigError: If no block is finished.
-        DataFileError: If the manifest cannot be read.
-    """
-    manifest = Manifest.read(mask)
-    assert manifest is not None, "find_mask has seen it"
-    found = {block: read_part(mask, block, plan_hash=manifest.plan_hash) for block in list_parts(mask)}
-    manifest.blocks = {block: about for block, about in found.items() if about is not None}
-    if not manifest.blocks:
-        raise ConfigError(f"{mask} has no finished block; the same fit command, with --run_name, goes on with the run.")
-    return manifest
-
-
 def read_block(run: FinishedRun, index: int) -> tuple[Block, Tensor]:
     """A block, and its mask.
 
@@ -169,11 +186,10 @@ def read_block(run: FinishedRun, index: int) -> tuple[Block, Tensor]:
         The block, and bool (N,), True = kept.
 
     Raises:
-        DataFileError: If the samples in the files are not those of the part.
+        DataFileError: If the samples in the files are not those of the part, or it is damaged.
     """
-    path = str(run.mask / part_name(index))
-    with open_parquet(Location(name=path, path=path)) as parquet:
-        table = parquet.read(["id", "selected"], use_threads=False)
+    path = run.mask / part_name(index)
+    table = read_columns(run.mask, index, run.manifest, ["id", "selected"])
     block = run.data.read_block(index)
     there, here = plain(_whole(table["id"])), plain(block.ids)
     if not here.equals(there):
@@ -204,7 +220,7 @@ def ground_set(block: Block, num_selected: int, rows: Tensor | None = None) -> G
 
 
 def _instantiate(
-    manifest: Manifest, mask: Path, source: str | list[str] | None
+    manifest: Manifest, mask: AnyPath, source: str | list[str] | None
 ) -> tuple[FeatureDataModule, MaskLearner]:
     """Data module and learner of the run, as its configuration says."""
     if manifest.config is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -53,15 +54,17 @@ def report(
     num_clusters: int = 20,
     seed: int = 0,
 ) -> None:
-    """Writes one HTML file of a run: what the mask is worth, how it was learned, what it kept. It needs no network.
+    """Writes one HTML file of a mask: what it is worth, how it was learned, what it kept. It needs no network.
 
-    Holds the table of `compare` if that was run before. Needs matplotlib and jinja2.
+    Holds the table of `compare` if that was run before; a mask that `export` made has its worth from there alone. Needs
+    matplotlib and jinja2.
 
     Args:
         run: folder of the run, which fit names at its end.
-        mask: folder of the mask, instead of the run; there are no curves then.
+        mask: folder of the mask, instead of the run, such as one that export made; there are no curves then.
         source: the files that the mask was learned from, where they have moved since.
-        output: HTML file to write; report.html in the run's folder, or in the one that the mask's folder is in.
+        output: HTML file to write; report.html in the run's folder, or, of a mask elsewhere, in one beside it:
+            NAME-evidence.
         block: whose features are shown; the first that is finished if left out.
         group_column: column by whose values to show what was kept.
         length_column: column by which to show what was kept: numbers, or texts, whose characters are counted.
@@ -95,7 +98,9 @@ def report(
         temporary.write_text(text, encoding="utf-8")
     print(f"written {path} ({len(text) / 1e6:.1f} MB), to be opened in any browser")
     if not (folder / COMPARISON_JSON).exists():
-        print(f"python cli.py compare --{'run' if run else 'mask'} {run or mask} adds a table of other ways to choose")
+        print(
+            f"python cli.py compare --{'run' if run else 'mask'} {shlex.quote(run or str(mask))} adds a table of other ways to choose"
+        )
 
 
 def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:
@@ -227,6 +232,9 @@ def _render(
     num_in_block = manifest.blocks[shown]["num_samples"]
     of_which = f"block {shown}" if manifest.num_blocks > 1 else "the block"
     comparison, notes = _comparison(run)
+    if run.is_exported:
+        made_from = ", ".join(dict.fromkeys(str(about["made_from"]["mask"]) for about in manifest.blocks.values()))
+        notes.append(f"This mask was made by export from the logits of {redact(made_from)}, without training.")
     if len(manifest.blocks) < manifest.num_blocks:
         notes.append(f"{len(manifest.blocks)} of {manifest.num_blocks} blocks are finished; this is about those.")
     config = json.dumps(_redacted(manifest.config), indent=2, ensure_ascii=False)
@@ -234,8 +242,8 @@ def _render(
     more = f" and {len(shared) - 10:,} more" if len(shared) > 10 else ""
     return render(
         pictures=pictures,
-        name=run.folder.resolve().name,
-        folder=str(run.folder),
+        name=run.name.rstrip("/").rpartition("/")[2],
+        folder=run.name,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         tiles=_tiles(summary),
         notes=notes,
@@ -264,7 +272,9 @@ def _tiles(summary: Summary) -> list[tuple[str, str]]:
     return tiles + ([("bad rows left out", f"{summary.num_dropped:,}")] if summary.num_dropped else [])
 
 
-def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any]:
+def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any] | None:
+    if not summary.values:  # of a mask that was exported
+        return None
     mask, random, top = (summary.values[key] for key in COMPARED)
     names = [term.name for term in run.objective.terms]
     weights = " + ".join(

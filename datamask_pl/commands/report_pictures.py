@@ -13,13 +13,12 @@ from torch import Tensor
 
 from datamask_pl.baselines.semdedup import spherical_kmeans
 from datamask_pl.commands.finished_run import FinishedRun, ground_set, read_block
-from datamask_pl.data.files import Location, open_parquet
 from datamask_pl.evidence import clusters, figures
 from datamask_pl.evidence.curves import of_block, read_scalars
 from datamask_pl.evidence.histograms import Histogram, finite_range, histogram
 from datamask_pl.evidence.summary import COMPARED, summarize
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.mask_file import part_name
+from datamask_pl.mask_file import read_columns
 
 NUM_BINS = 40
 NUM_ROUNDS = 25
@@ -51,9 +50,7 @@ def part_pictures(run: FinishedRun) -> dict[str, str]:
 
 
 def _column(run: FinishedRun, block: int, name: str) -> Tensor:
-    path = str(run.mask / part_name(block))
-    with open_parquet(Location(name=path, path=path)) as parquet:
-        column = parquet.read([name], use_threads=False)[name]
+    column = read_columns(run.mask, block, run.manifest, [name])[name]
     return torch.from_numpy(np.array(column.to_numpy()))
 
 
@@ -98,7 +95,7 @@ def feature_pictures(
 def curves(run: FinishedRun) -> tuple[str, str] | None:
     """What was logged while the mask was learned, of a few blocks, and words about it; None if nothing was."""
     scalars = read_scalars(run.folder)
-    num_steps = int(run.manifest.settings["model.num_steps"])
+    num_steps = run.learner.num_steps
     blocks = sorted(run.manifest.blocks)
     blocks = blocks[:: -(-len(blocks) // MAX_CURVES)]
     terms = [term.name for term in run.objective.terms if term.weight > 0]
@@ -118,8 +115,8 @@ def curves(run: FinishedRun) -> tuple[str, str] | None:
         return None
     marks: dict[str, dict[str, float]] = {}
     text = "f and its terms as they were expected of a mask drawn at that step."
-    if len(blocks) == 1 and run.manifest.settings["model.estimator"] == "multilinear":
-        values_of = summarize(run.manifest.blocks).values
+    values_of = summarize(run.manifest.blocks).values
+    if len(blocks) == 1 and values_of and run.learner.is_whole_block:
         marks = {"f": {label: values_of[key].f for key, label in COMPARED.items()}}
         for name in terms:
             marks[name] = {label: values_of[key].terms[name] for key, label in COMPARED.items()}

@@ -23,7 +23,7 @@ class Summary:
         num_dropped: bad rows left out.
         seconds: sum over the blocks.
         values: of the mask, a random one and that of the highest quality, by the keys of COMPARED; means over the
-            blocks, weighted by their samples.
+            blocks, weighted by their samples. None where a block says nothing of them, as `export` does not.
     """
 
     num_blocks: int
@@ -38,7 +38,7 @@ def summarize(blocks: Mapping[int, Mapping[str, Any]]) -> Summary:
     """Takes together what a manifest says of its blocks, at least one."""
     about = list(blocks.values())
     values = {}
-    for key in COMPARED:
+    for key in COMPARED if all(COMPARED.keys() <= block.keys() for block in about) else ():
         terms = {
             name: _mean((block[key]["terms"][name], block["num_samples"]) for block in about)
             for name in about[0][key]["terms"]
@@ -49,7 +49,7 @@ def summarize(blocks: Mapping[int, Mapping[str, Any]]) -> Summary:
         num_samples=sum(block["num_samples"] for block in about),
         num_selected=sum(block["num_selected"] for block in about),
         num_dropped=sum(block["num_dropped"] for block in about),
-        seconds=sum(block["seconds"] for block in about),
+        seconds=sum(block.get("seconds", 0.0) for block in about),
         values=values,
     )
 

@@ -1,8 +1,10 @@
 """From texts to evidence, as a new user would; and the report in a real browser."""
 
 import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,24 +15,44 @@ from datamask_pl.cli import main
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def test_a_new_user_goes_from_texts_to_a_report(workplace, capsys):
+def commands_in(text):
+    """Every `python cli.py ...` that a text shows, as its arguments."""
+    return [shlex.split(words) for words in re.findall(r"python cli\.py ((?:(?! && |\n| adds ).)*)", text)]
+
+
+def test_a_new_user_follows_the_readme_and_what_the_commands_say_to_a_report(workplace, capsys):
+    """The README says `make quickstart`; from its first command on, whatever is printed as the next one is typed."""
     for package in ("sklearn", "matplotlib", "jinja2"):
         pytest.importorskip(package)
-    main(["sample", "--output", "quickstart-data/text.parquet", "--num_samples", "600"])
-    embedding = ("--num_dimensions", "16", "--output", "quickstart-data/features.parquet")
-    main(["embed", "--source", "quickstart-data/text.parquet", *embedding])
-    fit("--config", str(ROOT / "configs/quickstart.yaml"))
+    assert "    make quickstart\n" in (ROOT / "README.md").read_text()
+    shutil.copytree(ROOT / "configs", "configs")
+    smaller = {"sample": ["--num_samples", "600"], "embed": ["--num_dimensions", "16"]}
+    recipe = re.search(r"^quickstart:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)[1]
+    for words in commands_in(recipe.partition("@echo")[0]):
+        main([*words, *smaller.get(words[0], [])])
     run = run_folder(name="quickstart")
-    main(["apply", "--mask", f"{run}/mask", "--source", "quickstart-data/text.parquet", "--output", "filtered"])
-    main(["compare", "--run", str(run)])
-    main(["report", "--run", str(run), "--metadata", "quickstart-data/text.parquet", "--length_column", "text"])
-    assert pq.read_table("filtered").num_rows == 60
+    # the lines that the Makefile adds, for the texts
+    (last,) = commands_in(recipe.partition("@echo")[2].replace('"', ""))
+    main([word.replace("MASK", f"{run}/mask") for word in last])
+    shown = commands_in(capsys.readouterr().out.partition("kept ")[2])
+    assert [words[0] for words in shown] == ["apply", "compare", "report"]
+    for words in shown:
+        main(words)
+    assert pq.read_table("kept")["chunk_id"].equals(pq.read_table(run / "filtered")["chunk_id"])
+    assert pq.read_table("kept").num_rows == 60
     out = capsys.readouterr().out
     values = {name: float(f) for name, f in re.findall(r"^(\w+) +([\d.]+) .*%$", out, flags=re.MULTILINE)}
     assert max(values, key=values.get) == "mask"
     assert len(values) == 9
-    text = (run / "report.html").read_text(encoding="utf-8")
-    assert all(title in text for title in ("Beside other ways to choose", "By length", "semdedup"))
+    assert "Beside other ways to choose" in (run / "report.html").read_text(encoding="utf-8")
+
+    # another share of the same logits, and what that is worth
+    main(["export", "--mask", f"{run}/mask", "--output", "fifth", "--select_ratio", "0.2"])
+    shown = commands_in(capsys.readouterr().out)
+    assert [words[0] for words in shown] == ["apply", "compare", "report"]
+    for words in shown[1:]:
+        main(words)
+    assert "semdedup" in Path("fifth-evidence/report.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture

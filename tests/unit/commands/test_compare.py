@@ -1,9 +1,12 @@
 """The table of `compare` says what the masks are worth, or why it cannot be made."""
 
 import csv
+import io
 import json
 import shutil
+from pathlib import Path
 
+import fsspec
 import numpy as np
 import oracles
 import pyarrow as pa
@@ -55,8 +58,12 @@ def table(folder):
 
 
 def block_of(index):
-    """Features, scaled quality and mask of a block, read without the package's reader."""
-    shard = pq.read_table(f"shards/{index}.parquet")
+    """Features and scaled quality of a block, read without the package's reader."""
+    return block_of_shard(f"shards/{index}.parquet")
+
+
+def block_of_shard(path):
+    shard = pq.read_table(path)
     features_ND = np.stack([np.array(row) for row in shard["feature_arr"].to_pylist()])
     quality_N = scale_quality(shard["quality_score"].to_numpy(), "rank").astype(float)
     return features_ND / np.linalg.norm(features_ND, axis=1, keepdims=True), quality_N
@@ -153,11 +160,65 @@ class TestTheTable:
         about = manifest(run_folder())["blocks"]["0"]
         assert float(table(run_folder())[0, "mask"]["f"]) == pytest.approx(about["mask"]["f"], rel=1e-6)
 
+    @pytest.mark.parametrize("estimator", ["multilinear", "leave_one_out"])
+    def test_a_mask_that_was_exported_is_valued_by_the_runs_own_objective(self, made, workplace, capsys, estimator):
+        options = (*OPTIONS[:4], *ESTIMATORS[estimator], "--model.polish", "false")
+        fit("--data.path", str(made / "shards"), *options)
+        for name, ratio in (("same", 0.2), ("more", 0.4)):
+            main(["export", "--mask", str(run_folder() / "mask"), "--output", name, "--select_ratio", str(ratio)])
+        about = manifest(run_folder())["blocks"]["0"]
+        compare("--mask", "same", "--competitors", "[random]")
+        row = table(workplace / "same-evidence")[0, "mask"]
+        if estimator == "multilinear":  # the logits' own mask; where masks are drawn, the best of them may be kept
+            assert float(row["f"]) == pytest.approx(about["mask"]["f"], rel=1e-6)
+        assert float(row["seconds"]) == about["seconds"]
+        compare("--mask", "more", "--competitors", "[top_quality]")
+        rows, (features_ND, quality_N) = table(workplace / "more-evidence"), block_of_shard(made / "shards/0.parquet")
+        own_N = parts("more")[0]["selected"].to_numpy()
+        terms = {
+            "quality": oracles.quality_mean(own_N, quality_N, num_selected=20),
+            "facility_location": oracles.facility_location(own_N, features_ND),
+        }
+        f = sum(0.5 * value / about["scales"][name] for name, value in terms.items())
+        assert float(rows[0, "mask"]["f"]) == pytest.approx(f, rel=1e-5)
+        out = capsys.readouterr().out
+        assert "was made by export from the logits of a run" in out
+        assert ((0, "relearned") in rows) == (estimator == "multilinear") == ("relearned is what its method" in out)
+
+    def test_what_is_learned_for_an_exported_budget_is_worth_as_much_or_more(self, run, workplace):
+        main(["export", "--mask", str(run / "mask"), "--output", "more", "--select_ratio", "0.4"])
+        compare("--mask", "more", "--competitors", "[random]")
+        f = {name: float(row["f"]) for (_, name), row in table(workplace / "more-evidence").items()}
+        assert f["relearned"] >= f["mask"] > f["random"]
+
+    def test_limits_are_those_of_the_export_not_of_the_run(self, made, workplace, capsys):
+        Path("keep.txt").write_text("3\n")
+        fit("--data.path", str(made / "shards"), *OPTIONS, "--data.keep_ids", "keep.txt")
+        main(["export", "--mask", str(run_folder() / "mask"), "--output", "free"])
+        Path("drop.txt").write_text("4\n")
+        main(["export", "--mask", "free", "--output", "limited", "--drop_ids", "drop.txt"])
+        capsys.readouterr()
+        compare("--mask", "free", "--competitors", "[random]")
+        assert "the mask keeps to" not in capsys.readouterr().out
+        compare("--mask", "limited", "--competitors", "[random]")
+        assert "the mask keeps to export.drop_ids; the others keep as many" in capsys.readouterr().out
+
     def test_without_a_run_the_table_goes_beside_the_mask_or_where_told(self, run, workplace):
         compare("--mask", run / "mask", "--competitors", "[random]")
         assert (run / COMPARISON_CSV).exists()
         compare("--mask", run / "mask", "--output", "there", "--competitors", "[random]")
         assert (workplace / "there" / COMPARISON_JSON).exists()
+        shutil.copytree(run / "mask", "masks/mine")
+        compare("--mask", "masks/mine", "--competitors", "[random]")
+        assert (workplace / "masks/mine-evidence" / COMPARISON_CSV).exists()
+
+    def test_a_mask_in_an_object_store_can_be_compared(self, run, workplace):
+        store = fsspec.filesystem("memory")
+        for path in (run / "mask").iterdir():
+            store.pipe_file(f"/bucket/{workplace.name}/{path.name}", path.read_bytes())
+        compare("--run", run, "--competitors", "[random]")
+        compare("--mask", f"memory://bucket/{workplace.name}", "--competitors", "[random]")
+        assert table(workplace / f"{workplace.name}-evidence")[0, "mask"] == table(run)[0, "mask"]
 
 
 def first_of(num_samples, seed):
@@ -267,6 +328,41 @@ class TestFaults:
         seed = next(seed for seed in range(99) if not parts(run)[0]["selected"][first_of(50, seed)].as_py())
         with pytest.raises(ConfigError, match="the mask keeps none of 1 random samples of block 0; raise it"):
             function(run=str(run), max_samples=1, seed=seed)
+
+    @pytest.mark.parametrize("command", ["compare", "report"])
+    def test_a_part_that_is_damaged_or_of_another_run_is_named(self, run, capsys, command):
+        if command == "report":
+            pytest.importorskip("matplotlib")
+        part = run / "mask/part-00000.parquet"
+        whole, other = pq.read_table(part), (run / "mask/part-00001.parquet").read_bytes()
+        cases = [
+            (part.read_bytes()[:-9], "part-00000.parquet is damaged ("),
+            (other, "under another name); the command"),
+        ]
+        about = json.loads(whole.schema.metadata[b"datamask_pl"])
+        flags = pa.array([not flag for flag in whole["selected"].to_pylist()])
+        flipped = io.BytesIO()
+        pq.write_table(whole.set_column(3, "selected", flags), flipped)
+        num_selected = about["about"]["num_selected"]
+        cases.append((flipped.getvalue(), f"{50 - num_selected} samples are selected instead of {num_selected}"))
+        for content, words in cases:
+            part.write_bytes(content)
+            with pytest.raises(SystemExit) as stopped:
+                main([command, "--run", str(run)])
+            assert stopped.value.code == 2
+            assert words in capsys.readouterr().err
+            assert not list(run.glob("[cr]*[nt].*"))
+
+    def test_a_part_that_does_not_say_what_f_is_is_refused(self, run):
+        from datamask_pl.commands.compare import compare as function
+
+        part = run / "mask/part-00000.parquet"
+        whole = pq.read_table(part)
+        content = json.loads(whole.schema.metadata[b"datamask_pl"])
+        content["about"]["scales"] = {"quality": 1.0}
+        pq.write_table(whole.replace_schema_metadata({b"datamask_pl": json.dumps(content)}), part)
+        with pytest.raises(DataFileError, match="does not say by what the terms of f are divided"):
+            function(run=str(run))
 
     def test_a_damaged_manifest_is_named(self, run):
         from datamask_pl.commands.compare import compare as function

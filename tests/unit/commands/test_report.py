@@ -195,6 +195,20 @@ class TestThePage:
         assert "How it was learned" not in page.text
         assert page.tags.count("svg") == 4
 
+    def test_a_mask_that_was_exported_has_a_report_and_its_worth_from_compare(self, run, workplace):
+        main(["export", "--mask", str(run / "mask"), "--output", "more", "--select_ratio", "0.4"])
+        report("--mask", "more", "--length_column", "text")
+        page = page_of(workplace / "more-evidence")
+        assert f"This mask was made by export from the logits of {run}/mask, without training" in page.text
+        assert page.text.count("Mask more") == 2
+        assert "What the mask is worth" not in page.text
+        assert "By length" in page.text
+        assert page.tags.count("svg") == 4
+        assert ["export.select_ratio", "0.4"] in page.rows
+        main(["compare", "--mask", "more", "--competitors", "[random]"])
+        report("--mask", "more")
+        assert {"mask", "relearned", "random"} <= {row[0] for row in page_of(workplace / "more-evidence").rows if row}
+
     def test_an_unfinished_run_has_a_report_that_says_so(self, run):
         (run / "mask/part-00001.parquet").unlink()
         report("--run", run)
