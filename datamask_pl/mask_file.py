@@ -200,8 +200,7 @@ def write_table(
     Raises:
         DataFileError: If it cannot be written.
     """
-    metadata = {"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}
-    text = json.dumps(metadata).encode()
+    text = json.dumps({"format": FORMAT_VERSION, "plan_hash": plan_hash, "settings": settings, "about": about}).encode()
     table = table.replace_schema_metadata({_METADATA_KEY: text, _SUM_KEY: _sum_of(text)})
     with atomic_path(folder / part_name(block)) as temporary:
         # no dictionaries: a page's header has no checksum, and that of a dictionary can turn all values into others
@@ -209,7 +208,12 @@ def write_table(
 
 
 def read_part(
-    folder: AnyPath, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
+    folder: AnyPath,
+    block: int,
+    *,
+    plan_hash: str | None = None,
+    settings: dict[str, Any] | None = None,
+    is_made_again: bool = True,
 ) -> dict[str, Any] | None:
     """What a part says of its block, from its footer.
 
@@ -218,11 +222,13 @@ def read_part(
         block: index of the block.
         plan_hash: of the data that it must belong to, if given.
         settings: that it must have been made with, if given.
+        is_made_again: a damaged part is; if not, it is an error.
 
     Returns:
         As `describe_block`; None if there is no such part, or it is damaged, which is said in a warning.
 
     Raises:
+        DataFileError: If it is damaged and not made again.
         ConfigError: If it is the mask of other data, or was made with other settings; names what differs.
     """
     path = folder / part_name(block)
@@ -231,6 +237,8 @@ def read_part(
     except FileNotFoundError:
         return None
     except _DAMAGES as error:
+        if not is_made_again:
+            raise _damage(path, error) from error
         rank_zero_warn(f"{path} is damaged ({error}); its block is learned again.")
         return None
     if plan_hash is not None and metadata["plan_hash"] != plan_hash:
@@ -243,8 +251,7 @@ def read_part(
             f"{path} was made with other options: {'; '.join(differing)}. Give the same ones to continue, or another "
             "--run_name or mask.output."
         )
-    about: dict[str, Any] = metadata["about"]
-    return about
+    return dict(metadata["about"])
 
 
 def read_complete(folder: AnyPath) -> Manifest:
@@ -333,8 +340,7 @@ def _check_rows(table: pa.Table, about: dict[str, Any], files: list[str]) -> Non
 
 
 def _damage(path: AnyPath, error: Exception) -> DataFileError:
-    reason = str(error).rstrip(".")
-    return DataFileError(f"{path} is damaged ({reason}); the same fit command writes it again.")
+    return DataFileError(f"{path} is damaged ({str(error).rstrip('.')}); the same fit command writes it again.")
 
 
 def _read_metadata(path: AnyPath) -> dict[str, Any]:

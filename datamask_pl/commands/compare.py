@@ -121,7 +121,7 @@ def compare(
     chosen = DEFAULT_COMPETITORS if competitors is None else competitors
     names = check_competitors(chosen, num_samples=min(max(sizes), max_samples))
     # begun now, so that a folder that cannot be written to is noticed before the work
-    with atomic_path(folder / COMPARISON_CSV) as csv_path, atomic_path(folder / COMPARISON_JSON) as json_path:
+    with atomic_path(folder / COMPARISON_CSV) as csv_path:
         with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
             compared = [
                 _compare_block(
@@ -136,7 +136,10 @@ def compare(
                 for index in wanted
             ]
         csv_path.write_text(_to_csv(compared), encoding="utf-8")
-        json_path.write_text(_to_json(finished, compared, near_duplicate=near_duplicate, seed=seed), encoding="utf-8")
+        # apart, so that an error names the file that it is of
+        with atomic_path(folder / COMPARISON_JSON) as json_path:
+            text = _to_json(finished, compared, near_duplicate=near_duplicate, seed=seed)
+            json_path.write_text(text, encoding="utf-8")
     for block in compared:
         print(_describe(block))
     print(describe_legend(near_duplicate))

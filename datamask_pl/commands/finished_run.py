@@ -147,11 +147,13 @@ def read_finished(mask: Path) -> Manifest:
 
     Raises:
         ConfigError: If no block is finished.
-        DataFileError: If the manifest cannot be read.
+        DataFileError: If the manifest or a part cannot be read.
     """
     manifest = Manifest.read(mask)
     assert manifest is not None, "find_mask has seen it"
-    found = {block: read_part(mask, block, plan_hash=manifest.plan_hash) for block in list_parts(mask)}
+    found = {
+        block: read_part(mask, block, plan_hash=manifest.plan_hash, is_made_again=False) for block in list_parts(mask)
+    }
     manifest.blocks = {block: about for block, about in found.items() if about is not None}
     if not manifest.blocks:
         raise ConfigError(f"{mask} has no finished block; the same fit command, with --run_name, goes on with the run.")
