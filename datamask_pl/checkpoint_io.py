@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from datamask_pl.errors import CheckpointError
 # Where the learner's own part of a checkpoint is.
 STATE_KEY = "datamask_pl"
 _NAME = re.compile(r"block-(\d+)-step-(\d+)\.ckpt")
+_SUM = b"datamask_pl sha256 "
+# What torch writes ends with the length of the zip file's comment, which is 0.
+_LENGTH_BYTES = 2
+_ENDING_BYTES = _LENGTH_BYTES + len(_SUM) + 2 * hashlib.sha256().digest_size
 
 
 def checkpoint_name(block: int, step: int) -> str:
@@ -81,9 +85,10 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise CheckpointError(f"checkpoint {path} does not exist; give the path of a .ckpt file, or last.")
     try:
-        content = io.BytesIO(Path(path).read_bytes())
-        _check_sums(content)
-        checkpoint = torch.load(content, map_location="cpu", weights_only=True)
+        content = Path(path).read_bytes()
+        if content[-_ENDING_BYTES:] != _ending(memoryview(content)[:-_ENDING_BYTES]):
+            raise ValueError("it does not end with the checksum of its bytes")
+        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports damage by many classes, none of them documented
         reason = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {path} is damaged or was not written by datamask_pl ({reason}).") from error
@@ -94,13 +99,22 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
     return checkpoint
 
 
-def _check_sums(content: io.BytesIO) -> None:
-    """Raises a ValueError if the bytes are not those that were written: torch writes checksums, and ignores them."""
-    with zipfile.ZipFile(content) as archive:
-        spoilt = archive.testzip()
-    if spoilt is not None:
-        raise ValueError(f"the checksum of {spoilt} is wrong")
-    content.seek(0)
+def encode(checkpoint: dict[str, Any]) -> tuple[memoryview, bytes]:
+    """The bytes of a checkpoint file, in two parts: what torch writes, and a checksum of it as the zip file's comment.
+
+    Torch's own checksums are ignored when it reads, and there are none of the zip file's directory, of which a byte
+    that has changed can make a tensor of memory that was never written.
+    """
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    body = buffer.getbuffer()[:-_LENGTH_BYTES]
+    return body, _ending(body)
+
+
+def _ending(body: memoryview) -> bytes:
+    """What follows on all the other bytes of a checkpoint file."""
+    comment = _SUM + hashlib.sha256(body).hexdigest().encode()
+    return len(comment).to_bytes(_LENGTH_BYTES, "little") + comment
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -109,10 +123,9 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ANN401
         """Writes a checkpoint under a temporary name, forces it to disk, then renames it."""
         # torch.save to a path reports a full disk as RuntimeError; bytes in memory do not
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
-        with atomic_path(Path(path)) as temporary:
-            temporary.write_bytes(buffer.getbuffer())
+        parts = encode(checkpoint)
+        with atomic_path(Path(path)) as temporary, temporary.open("wb") as file:
+            file.writelines(parts)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:  # noqa: ANN401
         """Reads tensors and plain types; nothing else is ever unpickled."""

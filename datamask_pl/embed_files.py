@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from datamask_pl.atomic import atomic_path
 from datamask_pl.data.files import Location, open_parquet
-from datamask_pl.errors import BadRowError, ConfigError
+from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.settings import differences
 from datamask_pl.storage import AnyPath, read_footer
 from datamask_pl.texts import ROW_GROUP_SIZE, check_same, check_schema, feature_array, text_list
@@ -88,6 +88,7 @@ def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
 
     Raises:
         ConfigError: If it is there, and was made from another source or with other settings, or is none of ours.
+        DataFileError: If it is there and cannot be read.
     """
     if not file.target.exists():
         return False
@@ -95,7 +96,10 @@ def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
         footer = read_footer(file.target)
         record = json.loads((footer.metadata or {})[METADATA_KEY])
         found = {**record["settings"], **record["source"]}
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno:
+            reason = os.strerror(error.errno)
+            raise DataFileError(f"{file.target} is there and cannot be read: {reason}; give another output.") from error
         raise ConfigError(f"{file.target} is there and was not made by embed; give another output.") from None
     if differing := differences(found, {**settings, **file.source()}):
         raise ConfigError(

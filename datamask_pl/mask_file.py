@@ -200,7 +200,11 @@ def write_table(
 
 
 def read_part(
-    folder: AnyPath, block: int, *, plan_hash: str | None = None, settings: dict[str, Any] | None = None
+    folder: AnyPath,
+    block: int,
+    *,
+    plan_hash: str | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """What a part says of its block, from its footer.
 
@@ -234,8 +238,7 @@ def read_part(
             f"{path} was made with other options: {'; '.join(differing)}. Give the same ones to continue, or another "
             "--run_name or mask.output."
         )
-    about: dict[str, Any] = metadata["about"]
-    return about
+    return dict(metadata["about"])
 
 
 def read_finished(folder: AnyPath) -> Manifest:

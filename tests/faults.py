@@ -138,7 +138,7 @@ def read_fault(name, bad="all"):
     opened = builtins.open
 
     def is_meant(path):
-        return isinstance(path, (str, os.PathLike)) and fnmatch(os.path.basename(path), name)
+        return isinstance(path, (str, bytes, os.PathLike)) and fnmatch(os.path.basename(os.fsdecode(path)), name)
 
     def open_bad(path, mode="r", *args, **kwargs):
         if not is_meant(path) or set(mode) & set("wxa+"):

@@ -125,7 +125,7 @@ def compare(
     chosen = DEFAULT_COMPETITORS if competitors is None else competitors
     names = check_competitors(chosen, num_samples=min(max(sizes), max_samples))
     # begun now, so that a folder that cannot be written to is noticed before the work
-    with atomic_path(folder / COMPARISON_CSV) as csv_path, atomic_path(folder / COMPARISON_JSON) as json_path:
+    with atomic_path(folder / COMPARISON_CSV) as csv_path:
         with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
             compared = [
                 _compare_block(
@@ -140,7 +140,10 @@ def compare(
                 for index in wanted
             ]
         csv_path.write_text(_to_csv(compared), encoding="utf-8")
-        json_path.write_text(_to_json(finished, compared, near_duplicate=near_duplicate, seed=seed), encoding="utf-8")
+        # apart, so that an error names the file that it is of
+        with atomic_path(folder / COMPARISON_JSON) as json_path:
+            text = _to_json(finished, compared, near_duplicate=near_duplicate, seed=seed)
+            json_path.write_text(text, encoding="utf-8")
     for block in compared:
         print(_describe(block))
     print(describe_legend(near_duplicate))
@@ -225,9 +228,7 @@ def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bo
             "have more to choose from."
         )
     if run.is_exported:
-        note = (
-            "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
-        )
+        note = "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
         beside = f" {RELEARNED} is what its method learns for this budget." if _can_relearn(run) else ""
         return [*notes, note + beside]
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")

@@ -98,9 +98,8 @@ def report(
         temporary.write_text(text, encoding="utf-8")
     print(f"written {path} ({len(text) / 1e6:.1f} MB), to be opened in any browser")
     if not (folder / COMPARISON_JSON).exists():
-        print(
-            f"python cli.py compare --{'run' if run else 'mask'} {shlex.quote(run or str(mask))} adds a table of other ways to choose"
-        )
+        named = f"--{'run' if run else 'mask'} {shlex.quote(run or str(mask))}"
+        print(f"python cli.py compare {named} adds a table of other ways to choose")
 
 
 def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:

@@ -103,6 +103,17 @@ def expand(path: str | Sequence[str], *, option: str = "data.path") -> list[Loca
 
 
 @contextmanager
+def open_bytes(location: Location) -> Iterator[Any]:
+    """Opens a file of any kind for reading; what goes wrong is raised as DataFileError.
+
+    Raises:
+        DataFileError: If the file is missing, or a part of it cannot be read.
+    """
+    with _naming(location.name, "read", is_remote=location.filesystem is not None), location.open() as source:
+        yield source
+
+
+@contextmanager
 def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
     """Opens a file for streaming; pyarrow's and the file system's faults are raised as DataFileError.
 

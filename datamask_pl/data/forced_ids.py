@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from datamask_pl.data.files import Location, expand, open_parquet
+from datamask_pl.data.files import Location, expand, open_bytes, open_parquet
 from datamask_pl.data.sources import plain, plain_type
 from datamask_pl.errors import BudgetError, DataFileError, SchemaError
 
@@ -89,7 +89,7 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
         return pa.array([], expected)
     chunks = []
     for location in expand(path, option=option):
-        with location.open() as file:
+        with open_bytes(location) as file:
             is_parquet = file.read(len(_MAGIC)) == _MAGIC
         read = _read_parquet if is_parquet else _read_text
         chunks.append(read(location, option, id_column, expected))
@@ -116,13 +116,14 @@ def _read_parquet(location: Location, option: str, id_column: str, expected: pa.
 
 
 def _read_text(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
-    with location.open() as file:
-        try:
-            lines = bytes(file.read()).decode("utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise DataFileError(
-                f"{option}: {location.name} is neither a parquet file nor a text in UTF-8; give one id a line."
-            ) from error
+    with open_bytes(location) as file:
+        content = bytes(file.read())
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataFileError(
+            f"{option}: {location.name} is neither a parquet file nor a text in UTF-8; give one id a line."
+        ) from error
     ids = [line for line in lines if line]
     try:
         return pa.array(ids, pa.large_string()).cast(expected)

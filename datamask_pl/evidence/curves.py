@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from datamask_pl.errors import DataFileError
+
 # Scalars of a name that are kept; of a longer run a random part.
 MAX_SCALARS = 100_000
 _EVENTS = "events.out.tfevents.*"
@@ -21,11 +23,20 @@ def read_scalars(run: Path) -> dict[str, dict[int, float]]:
 
     Returns:
         For each name, the number by step; empty if the run logged nothing.
+
+    Raises:
+        DataFileError: If events cannot be read.
     """
     found: dict[str, dict[int, float]] = {}
     folders = {path.parent for pattern in (_EVENTS, f"group-*/{_EVENTS}") for path in run.glob(pattern)}
     for folder in sorted(folders):
-        events = EventAccumulator(str(folder), size_guidance={"scalars": MAX_SCALARS}).Reload()
+        try:
+            events = EventAccumulator(str(folder), size_guidance={"scalars": MAX_SCALARS}).Reload()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataFileError(
+                f"{folder / _EVENTS} cannot be read: {reason}; move the files away to do without them."
+            ) from error
         for name in events.Tags()["scalars"]:
             for event in sorted(events.Scalars(name), key=lambda event: event.wall_time):
                 found.setdefault(name, {})[event.step] = event.value

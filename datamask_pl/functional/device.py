@@ -176,7 +176,8 @@ def pair_products(left_PD: Tensor, right_CD: Tensor, row_E: Tensor, column_E: Te
         pairs = torch.sparse_csr_tensor(
             first_P, column_E, left_PD.new_zeros(len(row_E)), (len(left_PD), len(right_CD)), check_invariants=False
         )
-        return torch.sparse.sampled_addmm(pairs, left_PD, right_CD.T, beta=0.0).values()
+        found: Tensor = torch.sparse.sampled_addmm(pairs, left_PD, right_CD.T, beta=0.0).values()
+        return found
     products_E = left_PD.new_empty(-(-len(row_E) // GPU_PAIRS) * GPU_PAIRS)
     padding = 0, len(products_E) - len(row_E)
     both = (torch.split(torch.nn.functional.pad(index_E, padding), GPU_PAIRS) for index_E in (row_E, column_E))

@@ -7,7 +7,20 @@ import pytest
 from faults import read_fault
 from shards import COLUMNS, make_table, write
 from test_mask_file import HASH, SETTINGS
-from writers import prepare_mask, prepare_texts, write_checkpoint, write_features, write_filtered
+from writers import (
+    prepare_compared_run,
+    prepare_mask,
+    prepare_run,
+    prepare_text_files,
+    prepare_texts,
+    write_checkpoint,
+    write_comparison,
+    write_export,
+    write_features,
+    write_filtered,
+    write_report,
+    write_vectors,
+)
 
 from datamask_pl.checkpoint_io import newest_whole_checkpoint, read_checkpoint
 from datamask_pl.commands.sample import read_docstrings
@@ -41,6 +54,27 @@ READS = {
     "the footer of a mask's part": (prepare_mask, write_filtered, "part-00000.parquet", "footer"),
     "the rows of a mask's part": (prepare_mask, write_filtered, "part-00000.parquet", "data"),
     "a checkpoint": (write_checkpoint, lambda: read_checkpoint(next(Path("checkpoints").iterdir())), "*.ckpt", "all"),
+    "texts that a model embeds": (prepare_text_files, write_vectors, "0.parquet", "data"),
+    "the footer of a source of costs": (prepare_run, write_export, "costs.parquet", "footer"),
+    "costs": (prepare_run, write_export, "costs.parquet", "data"),
+    "ids to keep": (prepare_run, write_export, "kept.parquet", "all"),
+    "ids to leave out": (prepare_run, write_export, "dropped.txt", "all"),
+    "the comparison that a report shows": (prepare_compared_run, write_report, "comparison.json", "all"),
+    "the events that a report shows": (prepare_run, write_report, "events.out.tfevents.*", "all"),
+}
+LOOKERS = {"export": write_export, "compare": write_comparison, "report": write_report}
+SEEN = {
+    "manifest": ("_manifest.json", "all"),
+    "footer of a part": ("part-00000.parquet", "footer"),
+    "rows of a part": ("part-00000.parquet", "data"),
+    "footer of a shard": ("shard-0.parquet", "footer"),
+    "rows of a shard": ("shard-0.parquet", "data"),
+}
+READS |= {
+    f"the {seen} in {command}": (prepare_run, look, name, bad)
+    for command, look in LOOKERS.items()
+    for seen, (name, bad) in SEEN.items()
+    if not (command == "export" and seen.endswith("shard"))
 }
 
 
@@ -52,7 +86,7 @@ def test_a_file_that_cannot_be_read_is_named_and_once_it_can_the_same_goes_on(wo
     with read_fault(name, bad), pytest.raises(DatamaskError) as caught:
         read()
     assert REASON in str(caught.value)
-    assert name.removeprefix("*") in str(caught.value)
+    assert name.strip("*") in str(caught.value)
     assert isinstance(caught.value, DataFileError | CheckpointError)
     assert sorted(str(path) for path in Path().rglob("*") if path.is_file()) == before
     read()
