@@ -14,6 +14,7 @@ from torch import Tensor
 from datamask_pl import feature_sums
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
+from datamask_pl.functional.device import pack_bits
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.ground_set import GroundSet
@@ -268,12 +269,12 @@ class FacilityLocation(ClosedFormObjective):
         if not ground.is_cached(self._key(ground)):
             return torch.stack([self._brute_force(mask_N, ground) for mask_N in masks_RN])
         table, n = self._table(ground), ground.num_samples
-        masks_NR = masks_RN.T.contiguous()
+        packed_NB = pack_bits(masks_RN.T.contiguous())
         total_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=ground.device)
         open_rows: list[list[Tensor]] = [[] for _ in masks_RN]
         for chunk in table.chunks:
             nearest_CR, is_open_CR = facility_location.nearest_kept_similarity(
-                table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], masks_NR
+                table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], packed_NB, len(masks_RN)
             )
             total_R += round_to_grid(nearest_CR, bound=2.0 * n).sum(0)
             for index in is_open_CR.any(0).nonzero().squeeze(1).tolist():

@@ -154,7 +154,7 @@ def multiply_bfloat16(left_PD: Tensor, right_CD: Tensor) -> Tensor:
     if left_PD.device.type == "cuda":  # results in bfloat16 may have been added in it
         products: Tensor = torch.mm(left_PD, right_CD.T, out_dtype=torch.float32)
         return products
-    return torch.mm(left_PD, right_CD.T)
+    return left_PD @ right_CD.T
 
 
 def pair_products(left_PD: Tensor, right_CD: Tensor, row_E: Tensor, column_E: Tensor) -> Tensor:
@@ -176,8 +176,8 @@ def pair_products(left_PD: Tensor, right_CD: Tensor, row_E: Tensor, column_E: Te
         pairs = torch.sparse_csr_tensor(
             first_P, column_E, left_PD.new_zeros(len(row_E)), (len(left_PD), len(right_CD)), check_invariants=False
         )
-        found: Tensor = torch.sparse.sampled_addmm(pairs, left_PD, right_CD.T, beta=0.0).values()
-        return found
+        multiplied: Tensor = torch.sparse.sampled_addmm(pairs, left_PD, right_CD.T, beta=0.0).values()
+        return multiplied
     products_E = left_PD.new_empty(-(-len(row_E) // GPU_PAIRS) * GPU_PAIRS)
     padding = 0, len(products_E) - len(row_E)
     both = (torch.split(torch.nn.functional.pad(index_E, padding), GPU_PAIRS) for index_E in (row_E, column_E))
@@ -242,6 +242,32 @@ def positions_from(values_RC: Tensor, bound_R: Tensor | None, bound_C: Tensor | 
     words = np.flatnonzero(flags.view(np.int64) != 0)
     hits = np.flatnonzero(flags.view(np.int64)[words].view(np.bool_))
     return torch.from_numpy((words[hits >> 3] << 3) + (hits & 7))
+
+
+def pack_bits(is_set_NR: Tensor) -> Tensor:
+    """Rows of flags as `unpack_bits` takes them: uint8 (N, B), on a CPU eight flags a byte.
+
+    Looking up random rows takes as long as it takes to fetch them from memory.
+
+    Example:
+        >>> pack_bits(torch.tensor([[True, False, True]]))
+        tensor([[160]], dtype=torch.uint8)
+    """
+    if is_set_NR.device.type != "cpu":
+        return is_set_NR.to(torch.uint8)
+    return torch.from_numpy(np.packbits(is_set_NR.numpy(), axis=1))
+
+
+def unpack_bits(packed_NB: Tensor, num_flags: int) -> Tensor:
+    """The flags as 0 and 1: uint8 (N, R).
+
+    Example:
+        >>> unpack_bits(pack_bits(torch.tensor([[True, False, True]])), 3)
+        tensor([[1, 0, 1]], dtype=torch.uint8)
+    """
+    if packed_NB.device.type != "cpu":
+        return packed_NB
+    return torch.from_numpy(np.unpackbits(packed_NB.numpy(), axis=1, count=num_flags))
 
 
 def stable_order(labels_E: Tensor, num_labels: int) -> Tensor:

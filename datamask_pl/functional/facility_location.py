@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.device import unpack_bits
+
 # Samples whose lists are walked at once: 60 x 8192 float32 stays in a core's second-level cache.
 LIST_ROWS = 8192
 # Lists are walked this far before those that have ended are set aside.
-COMPACT_EVERY = 6
+COMPACT_EVERY = 16
 
 
 @dataclass(frozen=True)
@@ -71,36 +73,43 @@ def expected_coverage(similarity_TV: Tensor, p_TV: Tensor) -> ExpectedCoverage:
     return ExpectedCoverage(from_here_V, gain_TV, left_out_V)
 
 
-def nearest_kept_similarity(similarity_TV: Tensor, neighbor_TV: Tensor, masks_NR: Tensor) -> tuple[Tensor, Tensor]:
+def nearest_kept_similarity(
+    similarity_TV: Tensor, neighbor_TV: Tensor, packed_NB: Tensor, num_masks: int
+) -> tuple[Tensor, Tensor]:
     """Similarity of each sample to its nearest kept neighbour, as far as the lists reach.
 
     Args:
         similarity_TV: float (T, V), not increasing along T.
         neighbor_TV: int32 (T, V), rows of the neighbours.
-        masks_NR: bool (N, R), masks as columns, so that one look-up serves all masks.
+        packed_NB: from `pack_bits`, masks as columns, so that one look-up serves all masks.
+        num_masks: R.
 
     Returns:
         nearest_VR: (V, R), float32 or the wider type of the similarities, 0 where no neighbour in the list is kept.
         is_open_VR: bool (V, R), True where no neighbour in the list is kept.
     """
-    num_samples, num_masks = neighbor_TV.shape[1], masks_NR.shape[1]
-    dtype = torch.promote_types(similarity_TV.dtype, torch.float32)
-    nearest_VR = similarity_TV.new_zeros(num_samples, num_masks, dtype=dtype)
-    is_open_VR = torch.ones(num_samples, num_masks, dtype=torch.bool, device=masks_NR.device)
-    rows = torch.arange(num_samples, device=masks_NR.device)
-    walked_VR, open_VR = nearest_VR.clone(), is_open_VR.clone()
-    for t in range(neighbor_TV.shape[0]):
-        if t and t % COMPACT_EVERY == 0:  # most lists end early: go on with the others alone
-            nearest_VR[rows], is_open_VR[rows] = walked_VR, open_VR
-            rows = is_open_VR.any(1).nonzero().squeeze(1)
-            walked_VR, open_VR = nearest_VR[rows], is_open_VR[rows]
+    num_neighbors, num_samples = neighbor_TV.shape
+    # the first kept neighbour is the t-th: T - t, and 0 where there is none
+    small = torch.uint8 if num_neighbors < 2**8 else torch.int32
+    height_VR = torch.zeros(num_samples, num_masks, dtype=small, device=packed_NB.device)
+    rows, walked_VR = None, height_VR
+    for t in range(num_neighbors):
+        if t and t % COMPACT_EVERY == 0:  # many lists end early: go on with the others alone
+            if rows is not None:
+                height_VR[rows] = walked_VR
+            rows = (height_VR == 0).any(1).nonzero().squeeze(1)
+            walked_VR = height_VR[rows]
             if rows.numel() == 0:
                 break
-        is_first_VR = masks_NR.index_select(0, neighbor_TV[t, rows]).logical_and_(open_VR)
-        walked_VR.addcmul_(is_first_VR.to(dtype), similarity_TV[t, rows, None].to(dtype))
-        open_VR.logical_xor_(is_first_VR)
-    nearest_VR[rows], is_open_VR[rows] = walked_VR, open_VR
-    return nearest_VR, is_open_VR
+        places = neighbor_TV[t] if rows is None else neighbor_TV[t, rows]
+        is_kept_VR = unpack_bits(packed_NB.index_select(0, places), num_masks)
+        torch.maximum(walked_VR, is_kept_VR.to(small).mul_(num_neighbors - t), out=walked_VR)
+    if rows is not None:
+        height_VR[rows] = walked_VR
+    dtype = torch.promote_types(similarity_TV.dtype, torch.float32)
+    none_1V = similarity_TV.new_zeros(1, num_samples)
+    nearest_RV = torch.cat([similarity_TV, none_1V]).to(dtype).gather(0, num_neighbors - height_VR.T.long())
+    return nearest_RV.T, height_VR == 0
 
 
 def highest_similarity(queries_VD: Tensor, kept_KD: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from datamask_pl.functional import facility_location
+from datamask_pl.functional.device import pack_bits
 from datamask_pl.functional.facility_location import expected_coverage, highest_similarity, nearest_kept_similarity
 
 
@@ -48,18 +49,19 @@ def test_expected_coverage_at_a_mask_is_the_nearest_kept_and_its_marginal_gains(
         np.testing.assert_allclose(coverage.gain_TV[:, 0], oracles.marginal_gains(mask_T, nearest), atol=1e-15)
 
 
-@pytest.mark.parametrize("num_neighbors", [1, 4, 6, 7, 12, 20])
-def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors):
-    num_samples, num_masks = 20, 5
+@pytest.mark.parametrize("num_masks", [3, 8, 17])
+@pytest.mark.parametrize("num_neighbors", [1, 4, 16, 17, 40, 300])
+def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors, num_masks):
+    num_samples = max(num_neighbors, 20)
     source = torch.Generator().manual_seed(num_neighbors)
     similarity_TV = sorted_similarities(num_neighbors, num_samples).float()
     neighbor_TV = torch.stack(
         [torch.randperm(num_samples, generator=source)[:num_neighbors] for _ in range(num_samples)], dim=1
     ).int()
-    masks_NR = torch.rand(num_samples, num_masks, generator=source) < 0.15
+    masks_NR = torch.rand(num_samples, num_masks, generator=source) < 2 / num_neighbors
     masks_NR[:, 0] = False
     masks_NR[:, 1] = True
-    nearest_VR, is_open_VR = nearest_kept_similarity(similarity_TV, neighbor_TV, masks_NR)
+    nearest_VR, is_open_VR = nearest_kept_similarity(similarity_TV, neighbor_TV, pack_bits(masks_NR), num_masks)
     for v in range(num_samples):
         for r in range(num_masks):
             kept_T = masks_NR[neighbor_TV[:, v].long(), r].numpy()
