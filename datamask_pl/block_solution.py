@@ -106,8 +106,8 @@ def round_logits(
     if ground.constraint is not None:
         return polish_within(best_N, ground.constraint, values=values, gains=gains, features=ground.centered)[0]
 
-    def interactions(rows: Tensor) -> Tensor:
-        return objective.interactions(rows, ground, scales)
+    def interactions(rows: Tensor, others: Tensor) -> Tensor:
+        return objective.interactions(rows, others, ground, scales)
 
     return polish(
         best_N,

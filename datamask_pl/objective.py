@@ -86,17 +86,18 @@ class Objective(ABC):
         """True if the class gives `interactions`."""
         return type(self).interactions is not Objective.interactions
 
-    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """By how much keeping one sample changes what keeping another adds, where nothing else decides it. Local.
 
         Optional, beside `expectation`: with it exchanges after the last step take a fraction of the time.
 
         Args:
             rows: int64 (C,).
+            others: int64 (O,).
             ground: the samples.
 
         Returns:
-            float (C, C), symmetric, 0 on the diagonal.
+            float (C, O), the same with rows and others exchanged; what it says of a sample and itself does not count.
         """
         raise NotImplementedError(f"{type(self).__name__} has no interactions that are the same in every mask")
 

@@ -43,9 +43,9 @@ MAX_GRAM_SAMPLES = 4096
 class Quality(ClosedFormObjective):
     """Mean scaled quality of the set. Exact in every estimator."""
 
-    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
-        return torch.zeros((), device=rows.device).expand(rows.numel(), rows.numel())
+        return torch.zeros((), device=rows.device).expand(rows.numel(), others.numel())
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
@@ -89,9 +89,11 @@ class PairwiseSimilarity(ClosedFormObjective):
         squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
 
-    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
-        return pairwise.pairwise_interactions(ground.features(rows), num_selected=ground.num_selected)
+        return pairwise.pairwise_interactions(
+            ground.features(rows), ground.features(others), num_selected=ground.num_selected
+        )
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `Objective.size_slope`."""
@@ -137,9 +139,9 @@ class DiSF(ClosedFormObjective):
         """See `Objective.has_interactions`."""
         return not self.standardize
 
-    def interactions(self, rows: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
-        return disf.disf_interactions(ground.centered(rows), num_selected=ground.num_selected)
+        return disf.disf_interactions(ground.centered(rows), ground.centered(others), num_selected=ground.num_selected)
 
     def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected

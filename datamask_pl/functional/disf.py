@@ -94,18 +94,18 @@ def quadratic_forms(centered_CD: Tensor, matrix_DD: Tensor) -> Tensor:
     return (centered_CD @ matrix_DD.to(centered_CD.dtype)).mul_(centered_CD).sum(1)
 
 
-def disf_interactions(centered_CD: Tensor, *, num_selected: int) -> Tensor:
+def disf_interactions(centered_CD: Tensor, others_OD: Tensor, *, num_selected: int) -> Tensor:
     """By how much keeping one sample changes what keeping another adds: -2 (z_i . z_j)^2 / k^2.
 
     Args:
         centered_CD: float (C, D).
+        others_OD: float (O, D), centred as well.
         num_selected: k, the budget.
 
     Returns:
-        float (C, C), of the features' type, 0 on the diagonal.
+        float (C, O), of the features' type.
     """
-    gram_CC = centered_CD @ centered_CD.T
-    return gram_CC.square_().mul_(-2.0 / num_selected**2).fill_diagonal_(0.0)
+    return (centered_CD @ others_OD.T).square_().mul_(-2.0 / num_selected**2)
 
 
 def standardized_value(sum_D: Tensor, moment_DD: Tensor, *, num_selected: int) -> Tensor:

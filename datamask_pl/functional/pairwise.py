@@ -58,18 +58,19 @@ def pairwise_gradient(
     return own_C.add_(features_CD @ (factor * sum_D).to(features_CD.dtype))
 
 
-def pairwise_interactions(features_CD: Tensor, *, num_selected: int) -> Tensor:
+def pairwise_interactions(features_CD: Tensor, others_OD: Tensor, *, num_selected: int) -> Tensor:
     """By how much keeping one sample changes what keeping another adds: -2 x_i . x_j / (k (k - 1)).
 
     Args:
         features_CD: float (C, D), unit rows.
+        others_OD: float (O, D), unit rows.
         num_selected: k, the budget.
 
     Returns:
-        float (C, C), of the features' type, 0 on the diagonal.
+        float (C, O), of the features' type.
     """
     factor = -2.0 / (num_selected * (num_selected - 1)) if num_selected > 1 else 0.0
-    return (features_CD @ features_CD.T).mul_(factor).fill_diagonal_(0.0)
+    return (features_CD @ others_OD.T).mul_(factor)
 
 
 def relative_pairs_slope(size: float) -> float:

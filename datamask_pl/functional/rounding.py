@@ -19,8 +19,9 @@ NUM_CANDIDATES = 512
 NUM_SINGLES = 4
 # Of two candidates on the same side with a higher cosine than this, only the better one is swapped in a round.
 MAX_COSINE = 0.4
-# The same where interactions are known: candidates on either side, and how many of the best are matched in one look.
-NUM_KNOWN_CANDIDATES, NUM_MATCHED = 512, 8
+# The same where interactions are known: samples on either side whose gains follow what is exchanged, the most of them
+# that are matched at once, how often, and rows of the pool of which interactions are found at once.
+NUM_POOLED, NUM_KNOWN_CANDIDATES, MAX_POOL_ROUNDS, POOL_CHUNK = 8192, 1024, 200, 4096
 # Exchanges that promise less than this share of the largest gain are rounding.
 RELATIVE_ROUNDING = 1e-6
 # Masks whose values are asked for in one call.
@@ -56,7 +57,7 @@ def polish(
     values: Callable[[Tensor], Tensor],
     gains: Callable[[Tensor], Tensor],
     features: Callable[[Tensor], Tensor] | None = None,
-    interactions: Callable[[Tensor], Tensor] | None = None,
+    interactions: Callable[[Tensor, Tensor], Tensor] | None = None,
     max_rounds: int = 100,
 ) -> tuple[Tensor, float]:
     """Exchanges kept for left-out samples, one for one, as long as the objective rises.
@@ -67,7 +68,8 @@ def polish(
     of pairs is better it tries single exchanges, and ends when those fail too.
 
     Where interactions are known, what every exchange is worth is known after any number of others: a round makes them
-    one by one until no single one among its candidates is better.
+    one by one until no single one among its candidates is better, and takes new candidates from a pool whose gains
+    follow. Gains of all samples are asked for when the pool has nothing left.
 
     A handful of samples is solved by trying every mask. The budget never changes, and the value never falls.
 
@@ -76,8 +78,8 @@ def polish(
         values: masks bool (R, N) -> float64 (R,), the objective.
         gains: mask bool (N,) -> float64 (N,), what keeping each sample adds: f(S + i) - f(S - i), or any proxy of it.
         features: rows int64 (C,) -> float (C, D), by which similar candidates are told; None moves similar ones too.
-        interactions: rows int64 (C,) -> float (C, C), by how much keeping one raises the gain of the other; 0 on the
-            diagonal. Only where the gains are exact, and this depends on nothing else.
+        interactions: rows int64 (C,) and (O,) -> float (C, O), by how much keeping one raises the gain of the other; 0
+            for a sample and itself. Only where the gains are exact, and this depends on nothing else.
         max_rounds: rounds at most.
 
     Returns:
@@ -145,7 +147,7 @@ def _polish_known(
     best_value: float,
     values: Callable[[Tensor], Tensor],
     gains: Callable[[Tensor], Tensor],
-    interactions: Callable[[Tensor], Tensor],
+    interactions: Callable[[Tensor, Tensor], Tensor],
     max_rounds: int,
 ) -> tuple[Tensor, float]:
     """`polish` where interactions are known."""
@@ -153,18 +155,44 @@ def _polish_known(
         if bool(mask_N.all()):
             break
         gain_N = gains(mask_N)
-        rows = torch.cat(_candidates(mask_N, gain_N, NUM_KNOWN_CANDIDATES))
-        before_C = mask_N[rows].cpu().numpy()
-        after_C = exchange(before_C, gain_N[rows].cpu().numpy(), interactions(rows).cpu().numpy())
-        if np.array_equal(before_C, after_C):
-            break
+        rows_P = torch.cat(_candidates(mask_N, gain_N, NUM_POOLED))
         trial_N = mask_N.clone()
-        trial_N[rows] = torch.from_numpy(after_C).to(mask_N.device)
+        trial_N[rows_P] = _exchange_pooled(mask_N[rows_P], gain_N[rows_P], rows_P, interactions)
+        if torch.equal(trial_N, mask_N):
+            break
         value = float(values(trial_N[None])[0])
         if value <= best_value:
             break
         mask_N, best_value = trial_N, value
     return mask_N, best_value
+
+
+def _exchange_pooled(
+    is_kept_P: Tensor, gain_P: Tensor, rows_P: Tensor, interactions: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Exchanges between candidates of the pool until none of them is better: bool (P,). Both sides have a sample.
+
+    What was exchanged changes the gains of the whole pool, which says who the next candidates are.
+    """
+    is_kept_P, gain_P = is_kept_P.clone(), gain_P.clone()
+    num_candidates = max(NUM_KNOWN_CANDIDATES // 2, 1)
+    for _ in range(MAX_POOL_ROUNDS):
+        chosen = torch.cat(_candidates(is_kept_P, gain_P, num_candidates))
+        before_C = is_kept_P[chosen].cpu().numpy()
+        interaction_CC = interactions(rows_P[chosen], rows_P[chosen]).cpu().numpy()
+        is_moved_C = before_C != exchange(before_C, gain_P[chosen].cpu().numpy(), interaction_CC)
+        if not is_moved_C.any():
+            if num_candidates == NUM_KNOWN_CANDIDATES:
+                break
+            num_candidates = NUM_KNOWN_CANDIDATES  # few are quicker, more find more
+            continue
+        moved = chosen[torch.from_numpy(is_moved_C).to(chosen.device)]
+        is_kept_P[moved] = ~is_kept_P[moved]
+        signs_M = is_kept_P[moved].double() * 2 - 1
+        # of the same shape on every rank, for each has the whole pool
+        parts = [interactions(rows_C, rows_P[moved]).double() @ signs_M for rows_C in rows_P.split(POOL_CHUNK)]
+        gain_P += torch.cat(parts)
+    return is_kept_P
 
 
 def exchange(
@@ -173,7 +201,8 @@ def exchange(
     """Exchanges candidates one for one, each time about the best exchange, until none is better.
 
     Adding a and removing r is worth gain_a - gain_r - interaction_ar, and changes every gain by its interaction with a
-    less that with r.
+    less that with r. A sweep looks at all exchanges at once, and makes those that are still worth half of the best one
+    when their turn comes.
 
     Args:
         is_kept_C: bool (C,), which of the candidates are kept, neither all nor none.
@@ -187,27 +216,32 @@ def exchange(
         >>> exchange(np.array([True, False, False]), np.array([1.0, 2.0, 3.0]), np.zeros((3, 3))).tolist()
         [False, False, True]
     """
-    is_kept_C, gain_C = is_kept_C.copy(), gain_C.astype(np.float64)
+    gain_C = gain_C.astype(np.float64)
+    inside, outside = np.flatnonzero(is_kept_C), np.flatnonzero(~is_kept_C)
     # of most of them: a few outliers must not hide what the others differ by
     rounding = RELATIVE_ROUNDING * np.median(np.abs(gain_C))
-    num_matched = NUM_MATCHED
+    between_OI = interaction_CC[np.ix_(outside, inside)]
     for _ in range(10 * is_kept_C.size):
-        inside, outside = np.flatnonzero(is_kept_C), np.flatnonzero(~is_kept_C)
-        if outside.size > num_matched:
-            best = np.argpartition(gain_C[outside], -num_matched)[-num_matched:]
-            outside = outside[np.sort(best)]
-        worth = gain_C[outside, None] - gain_C[inside] - interaction_CC[np.ix_(outside, inside)]
-        added, removed = np.unravel_index(worth.argmax(), worth.shape)
-        if worth[added, removed] <= rounding:
-            if num_matched >= is_kept_C.size:
-                break
-            num_matched = is_kept_C.size  # the best few do not match: look at all
-            continue
-        num_matched = NUM_MATCHED
-        a, r = outside[added], inside[removed]
-        is_kept_C[a], is_kept_C[r] = True, False
-        gain_C += interaction_CC[a] - interaction_CC[r]
-    return is_kept_C
+        worth_O = gain_C[outside] - (between_OI + gain_C[inside].astype(between_OI.dtype)).min(1)
+        least = max(rounding, worth_O.max() / 2)
+        is_settled = True
+        for at in np.argsort(-worth_O, kind="stable")[: np.count_nonzero(worth_O > least)]:
+            loss_I = gain_C[inside] + between_OI[at]
+            place = loss_I.argmin()
+            if gain_C[outside[at]] - loss_I[place] <= least:
+                continue
+            outside[at], inside[place] = inside[place], outside[at]
+            gain_C += interaction_CC[inside[place]] - interaction_CC[outside[at]]
+            between_OI[at], between_OI[:, place] = (
+                interaction_CC[outside[at], inside],
+                interaction_CC[inside[place], outside],
+            )
+            is_settled = False
+        if is_settled:
+            break
+    exchanged_C = np.zeros_like(is_kept_C)
+    exchanged_C[inside] = True
+    return exchanged_C
 
 
 def spread_out(rows: Tensor, features_CD: Tensor) -> Tensor:

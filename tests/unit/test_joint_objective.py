@@ -65,6 +65,19 @@ def test_expectation_is_the_weighted_sum_of_scaled_expectations(ground):
     assert list(result.diagnostics) == ["facility_location/truncation_bound"]
 
 
+def test_interactions_are_the_weighted_sum_and_nothing_between_a_sample_and_itself(ground):
+    joint = JointObjective(quality_weight=0.25, diversity=[WeightedObjective("pairwise"), WeightedObjective("disf")])
+    rows, others = torch.tensor([3, 0, 7]), torch.tensor([7, 1, 3, 5])
+    found_CO = joint.interactions(rows, others, ground, scales(2.0, 0.5, 0.1))
+    expected_CO = PairwiseSimilarity().interactions(rows, others, ground) * 0.375 / 0.5
+    expected_CO += DiSF().interactions(rows, others, ground) * 0.375 / 0.1
+    expected_CO[0, 2] = expected_CO[2, 0] = 0.0
+    torch.testing.assert_close(found_CO, expected_CO)
+    quality = JointObjective(quality_weight=1.0, diversity="disf").interactions(rows, others, ground, scales(1.0, 1.0))
+    assert quality.shape == (3, 4)
+    assert not quality.any()
+
+
 def test_a_weighted_list_is_divided_by_the_sum_of_its_weights(ground):
     joint = JointObjective(
         quality_weight=0.2,

@@ -47,18 +47,17 @@ def test_interactions_are_second_differences_of_the_value(kind, num_selected):
     assert Quality().has_interactions
     assert not FacilityLocation().has_interactions
     assert not DiSF(standardize=True).has_interactions
-    rows = [7, 2, 3, 0]
-    interaction_CC = DIVERSITIES[kind].interactions(torch.tensor(rows), ground)
-    assert not interaction_CC.diagonal().any()
+    rows, others = [7, 2, 3, 0], [5, 2, 8]
+    interaction_CO = DIVERSITIES[kind].interactions(torch.tensor(rows), torch.tensor(others), ground)
     for mask_N in random_masks(3, 9, 3, 1):
         for a, i in enumerate(rows):
-            for b, j in enumerate(rows):
+            for b, j in enumerate(others):
                 if i != j:
                     mask_N[[i, j]] = False
                     sets = np.stack([mask_N] * 4)
                     sets[[0, 1], i] = sets[[0, 2], j] = True
                     both, first, second, neither = map(value, sets)
-                    assert float(interaction_CC[a, b]) == pytest.approx(both - first - second + neither, abs=1e-9)
+                    assert float(interaction_CO[a, b]) == pytest.approx(both - first - second + neither, abs=1e-9)
 
 
 # ---- value -----------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ class Solver:
     def gains(self, mask_N):
         return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
 
-    def interactions(self, rows):
-        return self.objective.interactions(rows, self.ground, SCALES)
+    def interactions(self, rows, others):
+        return self.objective.interactions(rows, others, self.ground, SCALES)
 
     def top_k(self, num_steps=20):
         logits_N = torch.zeros(self.ground.num_samples, dtype=torch.float64)
@@ -140,6 +140,29 @@ def test_exchanges_end_where_no_single_one_is_better(monkeypatch, kind):
                 assert oracle(trial_N) <= value + 1e-12
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exchange_ends_where_none_is_better_however_strong_the_interactions(dtype):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        interaction_CC = rng.standard_normal((30, 30)).astype(dtype) * rng.choice([0.1, 1.0, 3.0])
+        interaction_CC = np.triu(interaction_CC, 1) + np.triu(interaction_CC, 1).T
+        gain_C = rng.standard_normal(30)  # of the start, with what the interactions with its members add
+        is_kept_C = rng.permutation(30) < rng.integers(1, 30)
+        own_C = gain_C - interaction_CC.astype(float) @ is_kept_C
+
+        def worth(mask_C, own_C=own_C, interaction_CC=interaction_CC):
+            return own_C @ mask_C + mask_C @ interaction_CC.astype(float) @ mask_C / 2
+
+        found_C = rounding.exchange(is_kept_C, gain_C, interaction_CC)
+        assert found_C.sum() == is_kept_C.sum()
+        assert worth(found_C) >= worth(is_kept_C)
+        for added in np.flatnonzero(~found_C):
+            for removed in np.flatnonzero(found_C):
+                trial_C = found_C.copy()
+                trial_C[added], trial_C[removed] = True, False
+                assert worth(trial_C) <= worth(found_C) + 1e-5
+
+
 @pytest.mark.parametrize("kind", ["pairwise", "disf"])
 @pytest.mark.parametrize("num_candidates", [3, 24])
 def test_with_interactions_no_exchange_at_all_is_better_and_the_value_is_the_masks(monkeypatch, kind, num_candidates):
@@ -170,10 +193,42 @@ def test_with_interactions_no_exchange_at_all_is_better_and_the_value_is_the_mas
     assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
 
 
-@pytest.mark.parametrize("num_matched", [1, 8])
-def test_exchange_finds_what_the_best_single_gain_does_not(monkeypatch, num_matched):
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+@pytest.mark.parametrize("num_pooled", [6, 30])
+@pytest.mark.parametrize("pool_chunk", [4, 4096])
+def test_the_gains_of_the_pool_follow_what_is_exchanged(monkeypatch, kind, num_pooled, pool_chunk):
+    """Gains are asked for once; at the end no exchange of the best candidates, by gains found anew, is better."""
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 2)
+    monkeypatch.setattr(rounding, "NUM_POOLED", num_pooled)
+    monkeypatch.setattr(rounding, "POOL_CHUNK", pool_chunk)
+    num_moved = []
+    for seed in range(5):
+        solver, oracle = random_solver(kind, seed, num_samples=40)
+        num_selected = solver.ground.num_selected
+        start_N = torch.tensor(problems.random_masks(1, 40, num_selected, seed)[0])
+        pool = torch.cat(rounding._candidates(start_N, solver.gains(start_N), num_pooled))
+        mask_N, value = polish(
+            start_N, values=solver.values, gains=solver.gains, interactions=solver.interactions, max_rounds=1
+        )
+        assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
+        assert int(mask_N.sum()) == num_selected
+        assert set((mask_N != start_N).nonzero().squeeze(1).tolist()) <= set(pool.tolist())
+        num_moved.append(int((mask_N != start_N).sum()) // 2)
+        in_pool_N = torch.zeros(40, dtype=torch.bool).scatter_(0, pool, True)
+        gain_N = solver.gains(mask_N)
+        added = (in_pool_N & ~mask_N).nonzero().squeeze(1)
+        removed = (in_pool_N & mask_N).nonzero().squeeze(1)
+        for a in added[gain_N[added].argsort(descending=True)[:2]].tolist():
+            for r in removed[gain_N[removed].argsort()[:2]].tolist():
+                trial_N = mask_N.numpy().copy()
+                trial_N[a], trial_N[r] = True, False
+                assert oracle(trial_N) <= value + 2 * rounding.RELATIVE_ROUNDING * float(gain_N.abs().max())
+    assert max(num_moved) > 2, "the first candidates were all there was: the test shows nothing"
+
+
+def test_exchange_finds_what_the_best_single_gain_does_not():
     """The best to add interacts with all that could go; only the second best is worth an exchange."""
-    monkeypatch.setattr(rounding, "NUM_MATCHED", num_matched)
     interaction_CC = np.zeros((4, 4))
     interaction_CC[0, 2:] = interaction_CC[2:, 0] = 5.0
     is_kept_C = np.array([False, False, True, True])
