@@ -225,9 +225,7 @@ def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bo
             "have more to choose from."
         )
     if run.is_exported:
-        note = (
-            "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
-        )
+        note = "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
         beside = f" {RELEARNED} is what its method learns for this budget." if _can_relearn(run) else ""
         return [*notes, note + beside]
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")

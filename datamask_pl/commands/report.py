@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,8 @@ def report(
         temporary.write_text(text, encoding="utf-8")
     print(f"written {path} ({len(text) / 1e6:.1f} MB), to be opened in any browser")
     if not (folder / COMPARISON_JSON).exists():
-        print(
-            f"python cli.py compare --{'run' if run else 'mask'} {shlex.quote(run or str(mask))} adds a table of other ways to choose"
-        )
+        shown = f"--{'run' if run else 'mask'} {shlex.quote(run or str(mask))}"
+        print(f"python cli.py compare {shown} adds a table of other ways to choose")
 
 
 def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:
@@ -242,8 +242,8 @@ def _render(
     more = f" and {len(shared) - 10:,} more" if len(shared) > 10 else ""
     return render(
         pictures=pictures,
-        name=run.name.rstrip("/").rpartition("/")[2],
-        folder=run.name,
+        name=run.place.resolve().name if isinstance(run.place, Path) else run.place.name,
+        folder=str(run.place),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         tiles=_tiles(summary),
         notes=notes,
