@@ -46,7 +46,7 @@ def start(*args, folder, launcher=(sys.executable,), **kwargs):
     )
 
 
-def run(*args, folder, launcher=(sys.executable,), timeout_s=120):
+def run(*args, folder, launcher=(sys.executable,), timeout_s=300):
     """`fit` in processes of its own: exit code, stdout and stderr."""
     process = start(*args, folder=folder, launcher=launcher)
     try:

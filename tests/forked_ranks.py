@@ -48,7 +48,7 @@ class Ranks:
         while cls._started:
             cls._started.pop().kill()
 
-    def wait_for(self, text, *, timeout_s=60):
+    def wait_for(self, text, *, timeout_s=300):
         """Waits until rank 0 has printed the text, or has ended."""
         deadline = time.monotonic() + timeout_s
         while self.processes[0].is_alive():
@@ -85,7 +85,7 @@ class Ranks:
         return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in self.logs if log.exists())
 
 
-def launch(num_ranks, fits, *, folder, timeout_s=180):
+def launch(num_ranks, fits, *, folder, timeout_s=300):
     """Runs the fits, one after the other, in as many processes; all must end well. Returns what rank 0 printed."""
     ranks = Ranks(num_ranks, *fits[0], folder=folder, more=fits[1:])
     assert ranks.end(timeout_s=timeout_s) == [0] * num_ranks, ranks.output()

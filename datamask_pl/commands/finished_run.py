@@ -54,9 +54,9 @@ class FinishedRun:
         return self.learner.objective
 
     @property
-    def name(self) -> str:
+    def place(self) -> AnyPath:
         """Folder of the run, or of the mask if that is elsewhere."""
-        return str(self.folder if self.mask == self.folder / "mask" else self.mask)
+        return self.folder if self.mask == self.folder / "mask" else self.mask
 
     @property
     def is_exported(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,8 +242,8 @@ def _render(
     more = f" and {len(shared) - 10:,} more" if len(shared) > 10 else ""
     return render(
         pictures=pictures,
-        name=run.name.rstrip("/").rpartition("/")[2],
-        folder=run.name,
+        name=run.place.resolve().name if isinstance(run.place, Path) else run.place.name,
+        folder=str(run.place),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         tiles=_tiles(summary),
         notes=notes,

@@ -356,13 +356,13 @@ class TestProcess:
         process = start(*args, "--checkpoint.every_n_steps", "1", folder=workplace)
         folder = run_folder() / "checkpoints"
         try:
-            deadline_s = time.monotonic() + 60
+            deadline_s = time.monotonic() + 300
             while not list(folder.glob("block-00001-*.ckpt")):
                 assert process.poll() is None, process.communicate()[1]
                 assert time.monotonic() < deadline_s
                 time.sleep(0.005)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=300)
         finally:
             process.kill()
         assert process.returncode == 130

@@ -66,7 +66,7 @@ def browse(tmp_path):
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--log-level=0"]
         options += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1100,5000", f"--screenshot={picture}"]
         command = [CHROMIUM, *options, path.resolve().as_uri()]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         return re.findall(r"CONSOLE.*", shown.stderr), picture
 
     return open_page

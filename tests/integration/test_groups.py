@@ -112,7 +112,7 @@ def test_jobs_that_share_nothing_but_the_folder_of_the_mask_complete_it_at_the_s
         )
         for job in range(3)
     ]
-    codes, outputs = end(jobs, timeout_s=120)
+    codes, outputs = end(jobs, timeout_s=300)
     assert codes == [0, 0, 0], outputs
     assert_same_mask(folder / "shared", run_folder(folder).with_name("one-7"), num_parts=7)
     assert list(manifest(folder / "shared")["blocks"]) == [str(block) for block in range(7)]

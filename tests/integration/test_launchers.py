@@ -100,7 +100,7 @@ class TestTorchrun:
             for node in "01"
         ]  # fmt: skip
         with started(agents, [clean_environment()] * 2, folder=folder) as processes:
-            outputs = [process.communicate(timeout=90) for process in processes]
+            outputs = [process.communicate(timeout=300) for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
         assert words in outputs[0][0]
         assert "blocks" not in outputs[1][0]
@@ -174,7 +174,7 @@ def slurm_command(*args):
 
 def wait_until_saved(processes, run_folder, *, num_steps):
     """Waits for a checkpoint beyond so many steps of the whole run, of NUM_MANY a block."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while True:
         names = [re.findall(r"\d+", path.stem) for path in (run_folder / "checkpoints").glob("*.ckpt")]
         if any(NUM_MANY * int(block) + int(step) > num_steps for block, step in names):
@@ -196,14 +196,14 @@ class TestSlurm:
                 wait_until_saved(processes, mask, num_steps=NUM_MANY * life)
                 for rank in signalled:
                     processes[rank].send_signal(signal.SIGUSR1)
-                outputs = [process.communicate(timeout=60) for process in processes]
+                outputs = [process.communicate(timeout=300) for process in processes]
             assert [process.returncode for process in processes] == [75, 75], outputs
             assert requeued(folder) == [f"requeue {environments[0]['SLURM_JOB_ID']}"]
             assert outputs[0][1].count("stopped: the run was told to end and has saved the block at hand") == 1
             assert "stopped" not in outputs[1][1]
             assert len(manifest(mask)["blocks"]) < 3
         with started([command] * 2, task_environments(folder), folder=folder) as processes:
-            outputs = [process.communicate(timeout=60) for process in processes]
+            outputs = [process.communicate(timeout=300) for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
         assert requeued(folder) == []
         assert_same_mask(mask, run_of(folder, "one-many"), num_parts=3)
@@ -221,7 +221,7 @@ class TestSlurm:
             wait_until_saved(processes[1:], mask, num_steps=NUM_MANY)
             for process in processes:
                 process.send_signal(signal.SIGUSR1)
-            outputs = [process.communicate(timeout=60) for process in processes]
+            outputs = [process.communicate(timeout=300) for process in processes]
         assert [process.returncode for process in processes] == [75, 75], outputs
         assert requeued(folder) == [f"requeue {environments[0]['SLURM_JOB_ID']}"]
         assert (mask / "checkpoints").is_dir()
@@ -249,7 +249,7 @@ class TestScriptsAsJobs:
         environment = slurm_environment(folder, SLURM_CPUS_PER_TASK="1", **variables)
         command = ["bash", str(ROOT / "configs/slurm" / script), *options]
         with started([command], [environment], folder=folder) as (process,):
-            out, err = process.communicate(timeout=90)
+            out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         return out
 

@@ -37,7 +37,7 @@ def server():
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:
             try:
                 urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()

@@ -143,7 +143,7 @@ class TestLaunchers:
         """lightning #11841: an exception on one rank leaves the others hanging."""
         name = "failing"
         args = (*BLOCKS, *FITS["group_relative-disf"], "--model.diversity", "custom_objectives.FailsOnRankOne")
-        code, _, err = run(*args, *into(name, 2), *on(2), folder=folder, timeout_s=60)
+        code, _, err = run(*args, *into(name, 2), *on(2), folder=folder, timeout_s=300)
         assert code != 0
         assert "the proxy model's GPU is gone" in err
         assert not parts(run_folder(folder, name=f"{name}-2"))

@@ -82,7 +82,7 @@ def kill_at(moment, *args, folder):
     """Runs until a checkpoint of the (block, step), or a later one, is there, then kills the process."""
     process = start(*args, "--checkpoint.every_n_steps", "1", folder=folder)
     try:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         while True:
             names = [path.stem.split("-") for path in (run_folder(folder) / "checkpoints").glob("block-*.ckpt")]
             if any((int(name[1]), int(name[3])) >= moment for name in names):
@@ -91,7 +91,7 @@ def kill_at(moment, *args, folder):
             assert time.monotonic() < deadline_s
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL
     finally:
         process.kill()

@@ -60,17 +60,17 @@ class Server:
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=300)
 
     def get(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.address}/data/{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.loads(answer.read())
 
     def wait_for(self, path):
         """The answer, once what was logged has been loaded."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (answer := self.get(path)):
             assert time.monotonic() < deadline, f"{path} stays empty"
             time.sleep(0.2)

@@ -19,7 +19,7 @@ class _Meeting:
     """Where the ranks' tensors are added, in rank order or from the last rank back."""
 
     def __init__(self, size: int, *, is_reversed: bool) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=300)
         self.parts: list[Tensor | None] = [None] * size
         self.is_reversed = is_reversed
 

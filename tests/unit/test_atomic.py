@@ -177,7 +177,7 @@ def test_a_write_that_the_system_refuses_names_the_file(tmp_path):
             pq.write_table(pa.table({"a": list(range(100_000))}), temporary)
     """
     with _python(code, target) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     last = errors.strip().splitlines()[-1]
     assert last == (
         f"datamask_pl.errors.DataFileError: {target} cannot be written: File too large; "

@@ -477,9 +477,9 @@ def test_two_ranks_share_the_check_and_end_it_alike(tmp_path, on_bad_row):
     ]
     for process in ranks:
         process.start()
-    outcomes = sorted(results.get(timeout=60) for _ in ranks)
+    outcomes = sorted(results.get(timeout=300) for _ in ranks)
     for process in ranks:
-        process.join(timeout=60)
+        process.join(timeout=300)
         assert process.exitcode == 0
     assert [rank for rank, *_ in outcomes] == [0, 1]
     if on_bad_row == "drop":

@@ -178,7 +178,7 @@ def test_without_the_process_that_holds_the_store_rank_0_is_named_and_nothing_ra
     ports, may_end = context.Queue(), context.Event()
     holder = context.Process(target=hold_store, args=(ports, may_end))
     holder.start()
-    store = dist.TCPStore("127.0.0.1", ports.get(timeout=60), timeout=timedelta(seconds=5))
+    store = dist.TCPStore("127.0.0.1", ports.get(timeout=300), timeout=timedelta(seconds=5))
     one = FailureBoard(store, 1, 2, [0, 1])
     holder.kill()
     holder.join()

@@ -22,7 +22,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def gpu_check(*args, folder):
     command = [sys.executable, "-c", WITHOUT_CLI, str(SCRIPT), *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -135,7 +135,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it():
                 except DataFileError as error:
                     print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines() == [
         f"{protocol}://bucket/a.parquet cannot be {verb}: it needs {package}; pip install 'datamask_pl[{protocol}]'."
         for protocol, package in (("s3", "s3fs"), ("gs", "gcsfs"), ("hf", "huggingface-hub"))

@@ -508,7 +508,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=300
     )
     grown_mib = int(done.stdout.split()[-1]) / 1024
     assert pq.read_metadata(tmp_path / "out" / "a.parquet").num_rows == selected.sum()
