@@ -132,7 +132,8 @@ def _one_line(message: str) -> str:
         return f"{key} must be {', or '.join(map(_kind, _OUTER_COMMA.split(kinds)))}; got {given}"
     if single := re.fullmatch(r'Parser key "([^"]+)": Expected an? (.*?)\. Got value: (.*)', line):
         return f"{single[1]} must be {_kind(single[2])}; got {single[3]}"
-    return line
+    line = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", line)
+    return line.replace("arguments are required: fit.", "arguments are required: --")
 
 
 def _kind(annotation: str) -> str:
@@ -140,6 +141,7 @@ def _kind(annotation: str) -> str:
     text = re.sub(r"<class '([^']*)'>", r"\1", annotation).replace("NoneType", "null")
     text = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", text)
     text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+    text = text.replace("list[str]", "a list such as [one, two]")
     text = text.replace("list[WeightedObjective]", "a list of {objective: one of these, weight: number}")
     return re.sub(r"\bObjective\b", "the class path of an Objective of your own", text)
 

@@ -169,7 +169,7 @@ def _check_column(source: SourceFile, column: str, *, is_length: bool) -> None:
     if column not in schema.names:
         raise SchemaError(
             f"{source.location.name} has no column {column!r}; its columns are: {', '.join(schema.names)}. If other "
-            "files with the same ids have it, give them as metadata."
+            "files with the same ids have it, give them as --metadata."
         )
     data_type = schema.field(column).type
     is_number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type)

@@ -69,6 +69,7 @@ class TestOptions:
             (("--model.select_ratio", "0"), ("select_ratio must be above 0", "0.0")),
             (("--model.select_ratio", "1.5"), ("at most 1", "1.5")),
             (("--model.quality_weight", "2"), ("model.quality_weight must be from 0 to 1, got 2.0",)),
+            (("--config", "no.yaml"), ("config: File does not exist",)),
             (("--model.shiny", "1"), ("--model.shiny", "fit --help")),
             (
                 ("--model.estimator", "reinforce"),

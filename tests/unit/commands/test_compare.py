@@ -253,6 +253,10 @@ class TestFaults:
             (("--run", "RUN", "--blocks", "7"), "2 of 2, the first 0 and the last 1; got [7]"),
             (("--run", "RUN", "--blocks", "[]"), "blocks must be of those that are finished"),
             (("--run", "RUN", "--competitors", "[best]"), "competitors must be different ones of: random, "),
+            (
+                ("--run", "RUN", "--competitors", "random"),
+                "competitors must be a list such as [one, two], or null; got",
+            ),
             (("--run", "RUN", "--max_samples", "0"), "max_samples must be at least 1, got 0"),
             (("--run", "RUN", "--near_duplicate", "1"), "near_duplicate must be a cosine above 0 and below 1, got 1"),
             (("--run", "RUN", "--seed", "-1"), "seed must be at least 0"),
