@@ -2,18 +2,22 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, unquote
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import fit, parts, run_folder, selected_ids, write_shards
+from fits import QUIET, ROOT, fit, parts, run_folder, selected_ids, write_shards
 
 from datamask_pl.cli import main
 
@@ -161,6 +165,99 @@ def test_what_may_not_be_remote_is_refused_before_anything_is_written(workplace,
     assert SECRET not in line
     assert os.listdir() == ["shards"]
     assert not run_folder().exists()
+
+
+@pytest.fixture
+def hub(workplace):
+    """A server of this machine that answers as the Hugging Face hub does, for the files of the folder `hub`."""
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    root = Path("hub").resolve()
+
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def answer(self, content, code=200, **headers):
+            body = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(code)
+            for name, value in {"Content-Length": len(body), "X-Repo-Commit": "c" * 40, **headers}.items():
+                self.send_header(name.replace("_", "-"), str(value))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def about(self, path):
+            kind = {"type": "directory"} if path.is_dir() else {"type": "file", "size": path.stat().st_size}
+            return {**kind, "oid": "0" * 40, "path": path.relative_to(root).as_posix()}
+
+        def do_GET(self):
+            path = unquote(self.path.partition("?")[0])
+            if found := re.fullmatch(r"/api/datasets/me/texts/tree/[^/]+/?(.*)", path):
+                here = root / found[1]
+                return self.answer([self.about(item) for item in sorted(here.iterdir())] if here.is_dir() else [])
+            if re.fullmatch(r"/api/datasets/me/texts(/revision/.*)?", path):
+                return self.answer({"id": "me/texts", "sha": "c" * 40, "siblings": []})
+            if found := re.fullmatch(r"/datasets/me/texts/resolve/[^/]+/(.*)", path):
+                content = (root / found[1]).read_bytes()
+                if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+                    first, last = int(span[1]), min(int(span[2] or len(content)), len(content) - 1)
+                    where = f"bytes {first}-{last}/{len(content)}"
+                    return self.answer(content[first : last + 1], 206, Content_Range=where, ETag='"e"')
+                return self.answer(content, ETag='"e"')
+            return self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+
+        do_HEAD = do_GET
+
+        def do_POST(self):
+            asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            try:
+                paths = json.loads(asked)["paths"]
+            except ValueError:
+                paths = parse_qs(asked)["paths"]
+            self.answer([self.about(root / path) for path in paths if path and (root / path).exists()])
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def on_the_hub(hub, *args):
+    """A command in a process of its own, for the hub's address is read when its package is imported."""
+    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(Path("home").resolve()), "PYTHONPATH": str(ROOT)}
+    env = {name: value for name, value in env.items() if name not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    command = [sys.executable, str(ROOT / "cli.py"), *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_shards_are_read_from_the_hub(hub, workplace):
+    write_shards("hub/data", [90, 60])
+    options = ("--data.block_size", "100", "--model.num_steps", "2", *QUIET)
+    fit("--data.path", "hub/data", *options, "--mask.output", "mask")
+    files = "hf://datasets/me/texts/data/*.parquet"
+    done = on_the_hub(hub, "fit", "--data.path", files, *options, "--mask.output", "far", "--trainer.logger", "false")
+    assert done.returncode == 0, done.stderr
+    assert selected_ids(parts("far")) == selected_ids(parts("mask"))
+    done = on_the_hub(hub, "apply", "--mask", "mask", "--source", files, "--output", "kept")
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table("kept")["chunk_id"].to_pylist() == [id_ for ids in selected_ids(parts("mask")) for id_ in ids]
+    done = on_the_hub(hub, "apply", "--mask", "mask", "--source", "hf://datasets/me/none/*.parquet", "--output", "no")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "hf://datasets/me/none/*.parquet" in done.stderr
+    assert not Path("no").exists()
+
+
+@pytest.mark.parametrize(("url", "package"), [("gs://bucket/a.parquet", "gcsfs"), ("hf://datasets/a/b", "huggingface")])
+def test_a_store_whose_package_is_missing_is_named_with_what_to_install(workplace, capsys, monkeypatch, url, package):
+    for name in ("gcsfs", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, name, None)
+    fsspec.registry._registry.pop(url.partition(":")[0], None)
+    with pytest.raises(SystemExit) as ended:
+        fit("--data.path", url)
+    assert ended.value.code == 2
+    extra = url.partition(":")[0]
+    assert re.search(rf"it needs {package}[\w-]*; pip install 'datamask_pl\[{extra}\]'", capsys.readouterr().err)
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket, workplace, capsys):
