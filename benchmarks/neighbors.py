@@ -3,9 +3,9 @@
 python benchmarks/neighbors.py FILE.parquet [FILE.parquet ...] [--samples N] [--searches exact approximate] [--steps 20]
 
 More samples than the files hold are made of them: each is the mean of a random sample and one of its neighbours, plus
-noise, of unit norm, kept in float16. `--clustered D` makes samples of D features around 1,000 centres instead. With
-faiss installed, `--searches ivf hnsw` measure its indices on the same samples. Run one search a process for its peak
-memory.
+noise, of unit norm, kept in float16. `--clustered D` makes samples of D features around 1,000 centres instead. `--write
+FOLDER` writes them as parquet files, with random quality, for `python cli.py fit`, and searches nothing. With faiss
+installed, `--searches ivf hnsw` measure its indices on the same samples. Run one search a process for its peak memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import argparse
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from common import load_dictionary
 from torch import Tensor
@@ -31,6 +35,7 @@ from datamask_pl.objectives import FacilityLocation
 
 T = TypeVar("T")
 ROWS = 8192
+FILE_ROWS = 250_000
 NUM_QUERIES = 256
 
 
@@ -75,6 +80,18 @@ def around_centers(num_samples: int, num_features: int) -> Tensor:
         noise = torch.randn(len(part), num_features, generator=generator) / num_features**0.5
         part.copy_(torch.nn.functional.normalize(center + noise))
     return made
+
+
+def write_files(features_ND: Tensor, folder: Path) -> None:
+    """Parquet files of float16 features, ids and random quality."""
+    folder.mkdir(parents=True)
+    quality_N = np.random.default_rng(0).random(len(features_ND), dtype=np.float32)
+    for first in range(0, len(features_ND), FILE_ROWS):
+        part = features_ND[first : first + FILE_ROWS].half()
+        column = pa.FixedSizeListArray.from_arrays(pa.array(part.numpy().reshape(-1)), part.shape[1])
+        ids = np.arange(first, first + len(part))
+        table = pa.table({"chunk_id": ids, "quality_score": quality_N[ids], "feature_arr": column})
+        pq.write_table(table, folder / f"{first:09d}.parquet", row_group_size=50_000, compression="none")
 
 
 def true_neighbors(ground: GroundSet, queries_Q: Tensor, num_neighbors: int) -> Tensor:
@@ -170,6 +187,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", help="parquet files with feature_arr and quality_score")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--clustered", type=int, metavar="D")
+    parser.add_argument("--write", type=Path, metavar="FOLDER")
     parser.add_argument("--searches", nargs="+", default=["exact", "approximate"])
     parser.add_argument("--recall", type=float, default=0.95)
     parser.add_argument("--select-ratio", type=float, default=0.1)
@@ -183,6 +201,9 @@ def main() -> None:
         features_ND = around_centers(args.samples or len(features_ND), args.clustered)
     elif args.samples:
         features_ND = mixtures(features_ND, args.samples)
+    if args.write:
+        write_files(features_ND, args.write)
+        return
     num_samples, num_features = features_ND.shape
     norm_N = torch.cat([part.float().norm(dim=1) for part in features_ND.split(ROWS)])
     for search in args.searches:

@@ -75,15 +75,26 @@ def make_ground(
 
 
 def part_of(ground: GroundSet, rows_M: Tensor, rule: BudgetRule, *, helpers: RankGroup) -> GroundSet:
-    """Some rows as a ground set of their own, evaluated by each rank for itself."""
-    constraint = None if ground.constraint is None else ground.constraint.part(rows_M)
-    return GroundSet(
-        features_ND=ground.features(rows_M),
-        quality_N=ground.quality_N[rows_M],
-        num_selected=_size(rule, rows_M.numel(), constraint),
-        helpers=helpers,
-        constraint=constraint,
-    )
+    """Some rows as a ground set of their own, evaluated by each rank for itself.
+
+    Args:
+        ground: the block.
+        rows_M: int64 (M,), different and ascending. All of them make one ground set, for as long as the block lives.
+        rule: what may be kept.
+        helpers: the ranks that make the same.
+    """
+
+    def build() -> GroundSet:
+        constraint = None if ground.constraint is None else ground.constraint.part(rows_M)
+        return GroundSet(
+            features_ND=ground.features(rows_M),
+            quality_N=ground.quality_N[rows_M],
+            num_selected=_size(rule, rows_M.numel(), constraint),
+            helpers=helpers,
+            constraint=constraint,
+        )
+
+    return ground.cached("all rows", build) if rows_M.numel() == ground.num_samples else build()
 
 
 def _size(rule: BudgetRule, num_samples: int, constraint: Constraint | None) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from datamask_pl.distributed import RankGroup
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.constraint import Constraint
-from datamask_pl.functional.device import move
+from datamask_pl.functional.device import move, take_rows
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.rounding import top_k_mask
 
@@ -85,13 +85,13 @@ class GroundSet:
         """Unit features of some rows, on the device: float32 (C, D). Never computes in half precision."""
         is_resident = self._features_ND.device == self.device
         stored_rows = rows if is_resident or isinstance(rows, slice) else rows.to(self._features_ND.device)
-        features_CD = move(self._features_ND[stored_rows], self.device)
+        features_CD = move(take_rows(self._features_ND, stored_rows), self.device)
         is_copy = features_CD.dtype == torch.float16
         if is_copy:
             features_CD = features_CD.float()
         if self._inv_norm_N is None:
             return features_CD
-        inv_norm_C1 = self._inv_norm_N[rows, None]
+        inv_norm_C1 = take_rows(self._inv_norm_N, rows)[:, None]
         return features_CD.mul_(inv_norm_C1) if is_copy else features_CD * inv_norm_C1
 
     @property

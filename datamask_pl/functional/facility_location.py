@@ -61,16 +61,16 @@ def expected_coverage(similarity_TV: Tensor, p_TV: Tensor) -> ExpectedCoverage:
     none_before_TV = torch.ones_like(p_TV)
     torch.cumprod(left_TV[:-1], dim=0, out=none_before_TV[1:])
     covered_TV = p_TV * similarity_TV
-    gain_TV = torch.empty_like(similarity_TV)
-    from_here_V = torch.zeros_like(similarity_TV[0])
-    # unbound once: taking a row costs as much as computing with it
-    lists = [matrix.unbind(0)[::-1] for matrix in (similarity_TV, gain_TV, covered_TV, left_TV)]
-    for similarity_V, gain_V, covered_V, left_V in zip(*lists, strict=True):
-        torch.sub(similarity_V, from_here_V, out=gain_V)
-        from_here_V = torch.addcmul(covered_V, left_V, from_here_V)
-    gain_TV *= none_before_TV
+    # B_{t+1}; one operation a row, since its start takes longer than itself, and so does taking a row
+    after_TV = torch.empty_like(similarity_TV)
+    after_TV[-1] = 0.0
+    lists = [matrix.unbind(0)[::-1] for matrix in (covered_TV, left_TV, after_TV)]
+    for covered_V, left_V, after_V, before_V in zip(*(rows[:-1] for rows in lists), lists[2][1:], strict=True):
+        torch.addcmul(covered_V, left_V, after_V, out=before_V)
+    value_V = torch.addcmul(covered_TV[0], left_TV[0], after_TV[0])
+    gain_TV = torch.sub(similarity_TV, after_TV, out=after_TV).mul_(none_before_TV)
     left_out_V = similarity_TV[-1] * none_before_TV[-1] * left_TV[-1]
-    return ExpectedCoverage(from_here_V, gain_TV, left_out_V)
+    return ExpectedCoverage(value_V, gain_TV, left_out_V)
 
 
 def nearest_kept_similarity(

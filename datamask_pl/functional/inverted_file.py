@@ -34,9 +34,11 @@ from datamask_pl.functional.neighbors import (
 )
 from datamask_pl.functional.similar_pairs import Features, Rows, SimilarPairs
 
-# Samples of a cluster, on average, and queries at a time: enough rows for a fast product. Of a bunch of samples most
-# are above the bounds of each other, which makes the entries of more queries a matter of memory.
+# Samples of a cluster, on average.
 CLUSTER_ROWS = 512
+# Queries at a time, which share the reading of what they look at. Of a bunch of samples most are above the bounds of
+# each other, which makes the entries of more queries a matter of memory.
+MAX_QUERIES = 1024
 SAMPLES_PER_CLUSTER = 48
 NUM_ITERATIONS = 6
 # Queries whose true neighbours are found by brute force: those that choose how much is looked at, those that judge it,
@@ -203,7 +205,7 @@ def search(
         waiting: deque[Callable[[], tuple[slice, Tensor, Tensor]]] = deque()
         for cluster, members in enumerate(inverted.clusters):
             if own.start <= members.start < members.stop <= own.stop:
-                for panel in cut([members], rows_at_once(CLUSTER_ROWS, device)):
+                for panel in cut([members], rows_at_once(MAX_QUERIES, device)):
                     waiting.append(start(lists_of, panel, cluster))
                     # finished lists do not pile up
                     if len(waiting) > 2 * torch.get_num_threads():

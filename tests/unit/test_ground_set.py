@@ -5,7 +5,9 @@ import torch
 from pretended_ranks import on_ranks
 
 from datamask_pl import ground_set as ground_set_module
+from datamask_pl.block_ground import part_of
 from datamask_pl.distributed import RankGroup
+from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.ground_set import GroundSet
 
 
@@ -104,3 +106,16 @@ def test_what_is_cached_is_built_once():
     assert not ground.is_cached("a")
     assert ground.cached("a", lambda: [1]) is ground.cached("a", lambda: pytest.fail("built twice"))
     assert ground.is_cached("a")
+
+
+def test_a_part_that_is_the_whole_block_keeps_what_is_derived_from_it():
+    ground, rule = make(50), BudgetRule(0.1)
+    whole = part_of(ground, torch.arange(50), rule, helpers=RankGroup())
+    assert whole.cached("derived", lambda: 1) == 1
+    again = part_of(ground, torch.arange(50), rule, helpers=RankGroup())
+    assert again.cached("derived", lambda: 2) == 1
+    assert torch.equal(again.features(slice(None)), ground.features(slice(None)))
+    assert again.num_selected == 5
+    part = part_of(ground, torch.arange(40), rule, helpers=RankGroup())
+    assert part.cached("derived", lambda: 3) == 3
+    assert part.num_selected == 4
