@@ -6,6 +6,7 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -106,6 +107,13 @@ class PairwiseSimilarity(ClosedFormObjective):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WithSizeSlope(Expectation):
+    """An expectation that knows its derivative by the size of the mask, a float64 scalar."""
+
+    size_slope: Tensor
+
+
 class DiSF(ClosedFormObjective):
     """Minus the squared Frobenius norm of the set's covariance: no direction of the features may dominate.
 
@@ -159,25 +167,19 @@ class DiSF(ClosedFormObjective):
         with torch.enable_grad():
             sum_D = self._sum(p_N, ground).requires_grad_()
             moment_DD = self._moment(p_N, ground, dtype=torch.float64).requires_grad_()
-            value = disf.standardized_value(sum_D, moment_DD, num_selected=k)
-            slope_D, slope_DD = torch.autograd.grad(value, (sum_D, moment_DD))
+            size = torch.tensor(float(k), dtype=torch.float64, device=p_N.device, requires_grad=True)
+            value = disf.standardized_value(sum_D, moment_DD, num_selected=size)
+            slope_D, slope_DD, size_slope = torch.autograd.grad(value, (sum_D, moment_DD, size))
 
         def marginal_gains(rows: slice) -> Tensor:
             centered_CD = ground.centered(rows).double()
             return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
 
-        return Expectation(value.detach(), ground.map_over_slices(marginal_gains))
+        return _WithSizeSlope(value.detach(), ground.map_over_slices(marginal_gains), size_slope=size_slope)
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `Objective.size_slope`."""
-        if not self.standardize:
-            return -2.0 * found.value / ground.num_selected
-        sum_D, moment_DD = self._sum(p_N, ground), self._moment(p_N, ground, dtype=torch.float64)
-        with torch.enable_grad():
-            size = torch.tensor(float(ground.num_selected), dtype=torch.float64, device=p_N.device, requires_grad=True)
-            value = disf.standardized_value(sum_D, moment_DD, num_selected=size)  # type: ignore[arg-type]
-            (slope,) = torch.autograd.grad(value, size)
-        return slope
+        return found.size_slope if isinstance(found, _WithSizeSlope) else -2.0 * found.value / ground.num_selected
 
     @classmethod
     def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:

@@ -108,15 +108,15 @@ def disf_interactions(centered_CD: Tensor, others_OD: Tensor, *, num_selected: i
     return (centered_CD @ others_OD.T).square_().mul_(-2.0 / num_selected**2)
 
 
-def standardized_value(sum_D: Tensor, moment_DD: Tensor, *, num_selected: int) -> Tensor:
+def standardized_value(sum_D: Tensor, moment_DD: Tensor, *, num_selected: int | Tensor) -> Tensor:
     """Minus the sum of squared correlations between different dimensions over the selected set.
 
-    A dimension without variance in the set has correlation 0. Differentiable in both moments.
+    A dimension without variance in the set has correlation 0. Differentiable in both moments, and in the budget.
 
     Args:
         sum_D: float64 (D,), sum of z over the set, or sum p z.
         moment_DD: float64 (D, D), sum of z z^T over the set, or sum p z z^T.
-        num_selected: k, the budget.
+        num_selected: k, the budget, a number or a float64 scalar.
 
     Returns:
         float64 scalar, at most 0.

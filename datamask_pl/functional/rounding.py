@@ -22,6 +22,8 @@ MAX_COSINE = 0.4
 # The same where interactions are known: samples on either side whose gains follow what is exchanged, the most of them
 # that are matched at once, how often, and rows of the pool of which interactions are found at once.
 NUM_POOLED, NUM_KNOWN_CANDIDATES, MAX_POOL_ROUNDS, POOL_CHUNK = 8192, 1024, 200, 4096
+# A pool is left where a round moves less than one in so many of what the best round moved.
+LEAST_SHARE_MOVED = 8
 # Exchanges that promise less than this share of the largest gain are rounding.
 RELATIVE_ROUNDING = 1e-6
 # Masks whose values are asked for in one call.
@@ -170,28 +172,34 @@ def _polish_known(
 def _exchange_pooled(
     is_kept_P: Tensor, gain_P: Tensor, rows_P: Tensor, interactions: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Exchanges between candidates of the pool until none of them is better: bool (P,). Both sides have a sample.
+    """Exchanges between candidates of the pool until hardly any is better: bool (P,). Both sides have a sample.
 
-    What was exchanged changes the gains of the whole pool, which says who the next candidates are.
+    What was exchanged changes the gains of the whole pool, which says who the next candidates are. A pool that yields
+    little is left; if no exchange is better nothing is changed.
     """
     is_kept_P, gain_P = is_kept_P.clone(), gain_P.clone()
+    most_moved = 0
     num_candidates = max(NUM_KNOWN_CANDIDATES // 2, 1)
     for _ in range(MAX_POOL_ROUNDS):
         chosen = torch.cat(_candidates(is_kept_P, gain_P, num_candidates))
         before_C = is_kept_P[chosen].cpu().numpy()
         interaction_CC = interactions(rows_P[chosen], rows_P[chosen]).cpu().numpy()
         is_moved_C = before_C != exchange(before_C, gain_P[chosen].cpu().numpy(), interaction_CC)
-        if not is_moved_C.any():
-            if num_candidates == NUM_KNOWN_CANDIDATES:
-                break
+        num_moved = int(is_moved_C.sum())
+        if num_moved == 0 and num_candidates < NUM_KNOWN_CANDIDATES and most_moved == 0:
             num_candidates = NUM_KNOWN_CANDIDATES  # few are quicker, more find more
             continue
+        if num_moved == 0:
+            break
         moved = chosen[torch.from_numpy(is_moved_C).to(chosen.device)]
         is_kept_P[moved] = ~is_kept_P[moved]
         signs_M = is_kept_P[moved].double() * 2 - 1
         # of the same shape on every rank, for each has the whole pool
-        parts = [interactions(rows_C, rows_P[moved]).double() @ signs_M for rows_C in rows_P.split(POOL_CHUNK)]
+        parts = [interactions(rows_C, rows_P[moved]).double() @ signs_M for rows_C in torch.split(rows_P, POOL_CHUNK)]
         gain_P += torch.cat(parts)
+        most_moved = max(most_moved, num_moved)
+        if num_moved * LEAST_SHARE_MOVED < most_moved:
+            break
     return is_kept_P
 
 

@@ -199,7 +199,8 @@ def test_with_interactions_no_exchange_at_all_is_better_and_the_value_is_the_mas
 def test_the_gains_of_the_pool_follow_what_is_exchanged(monkeypatch, kind, num_pooled, pool_chunk):
     """Gains are asked for once; at the end no exchange of the best candidates, by gains found anew, is better."""
     monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
-    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 2)
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 4)  # 2 as long as there is something to exchange
+    monkeypatch.setattr(rounding, "LEAST_SHARE_MOVED", 10**6)
     monkeypatch.setattr(rounding, "NUM_POOLED", num_pooled)
     monkeypatch.setattr(rounding, "POOL_CHUNK", pool_chunk)
     num_moved = []
