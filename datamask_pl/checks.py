@@ -9,7 +9,6 @@ import math
 
 from torch import Tensor
 
-from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.errors import BudgetError, ConfigError
 from datamask_pl.functional.budget import budget, share_of
 
@@ -42,9 +41,8 @@ def check_precision(precision: object) -> None:
         )
 
 
-def check_step_budget(select_ratio: float, partial: float | None, num_samples: int) -> None:
+def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> None:
     """Raises a BudgetError if the part of a block in which a step draws masks is too small to keep anything."""
-    partial = DEFAULT_PARTIAL if partial is None else partial
     try:
         budget(select_ratio, share_of(partial, num_samples))
     except BudgetError as error:

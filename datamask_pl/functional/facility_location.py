@@ -17,7 +17,7 @@ from torch import Tensor
 # Samples whose lists are walked at once: 60 x 8192 float32 stays in a core's second-level cache.
 LIST_ROWS = 8192
 # Lists are walked this far before those that have ended are set aside.
-COMPACT_EVERY = 6
+COMPACT_EVERY = 12
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,32 @@ def nearest_kept_similarity(similarity_TV: Tensor, neighbor_TV: Tensor, masks_NR
         nearest_VR: (V, R), float32 or the wider type of the similarities, 0 where no neighbour in the list is kept.
         is_open_VR: bool (V, R), True where no neighbour in the list is kept.
     """
-    num_samples, num_masks = neighbor_TV.shape[1], masks_NR.shape[1]
-    dtype = torch.promote_types(similarity_TV.dtype, torch.float32)
-    nearest_VR = similarity_TV.new_zeros(num_samples, num_masks, dtype=dtype)
-    is_open_VR = torch.ones(num_samples, num_masks, dtype=torch.bool, device=masks_NR.device)
-    rows = torch.arange(num_samples, device=masks_NR.device)
-    walked_VR, open_VR = nearest_VR.clone(), is_open_VR.clone()
-    for t in range(neighbor_TV.shape[0]):
+    num_neighbors, num_samples = neighbor_TV.shape
+    device = masks_NR.device
+    # bytes until the end: how far each walk went, and whether it goes on
+    depth_VR = torch.zeros(
+        num_samples, masks_NR.shape[1], dtype=torch.uint8 if num_neighbors < 256 else torch.int32, device=device
+    )
+    is_open_VR = torch.ones(num_samples, masks_NR.shape[1], dtype=torch.uint8, device=device)
+    kept_NR = masks_NR.view(torch.uint8)
+    rows, walked_VR, open_VR = torch.arange(num_samples, device=device), depth_VR.clone(), is_open_VR.clone()
+    for t in range(num_neighbors):
         if t and t % COMPACT_EVERY == 0:  # most lists end early: go on with the others alone
-            nearest_VR[rows], is_open_VR[rows] = walked_VR, open_VR
-            rows = is_open_VR.any(1).nonzero().squeeze(1)
-            walked_VR, open_VR = nearest_VR[rows], is_open_VR[rows]
+            depth_VR.index_copy_(0, rows, walked_VR)
+            is_open_VR.index_copy_(0, rows, open_VR)
+            left = open_VR.any(1).nonzero().squeeze(1)
+            rows, walked_VR, open_VR = (matrix.index_select(0, left) for matrix in (rows, walked_VR, open_VR))
             if rows.numel() == 0:
                 break
-        is_first_VR = masks_NR.index_select(0, neighbor_TV[t, rows]).logical_and_(open_VR)
-        walked_VR.addcmul_(is_first_VR.to(dtype), similarity_TV[t, rows, None].to(dtype))
-        open_VR.logical_xor_(is_first_VR)
-    nearest_VR[rows], is_open_VR[rows] = walked_VR, open_VR
-    return nearest_VR, is_open_VR
+        neighbor_V = neighbor_TV[t].index_select(0, rows)
+        open_VR.bitwise_and_(kept_NR.index_select(0, neighbor_V).bitwise_not_())
+        walked_VR.add_(open_VR)
+    depth_VR.index_copy_(0, rows, walked_VR)
+    is_open_VR.index_copy_(0, rows, open_VR)
+    is_open = is_open_VR.view(torch.bool)
+    similarity_VT = similarity_TV.T.to(torch.promote_types(similarity_TV.dtype, torch.float32))
+    nearest_VR = similarity_VT.gather(1, depth_VR.clamp_(max=num_neighbors - 1).long())
+    return nearest_VR.masked_fill_(is_open, 0.0), is_open
 
 
 def highest_similarity(queries_VD: Tensor, kept_KD: Tensor) -> Tensor:
