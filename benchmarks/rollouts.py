@@ -1,31 +1,35 @@
 """Rollouts: what draws cost, how noisy gradients are, and how soon what the paper's settings reach is reached.
 
-python benchmarks/rollouts.py dictionary-*.parquet [--seconds 300] [--terms pairwise disf] [--parts time]
+python benchmarks/rollouts.py dictionary-*.parquet [--seconds 300] [--terms disf] [--parts time] [--json FOLDER]
 
-Three tables. Seconds are of the processor, on one thread, so that other work on the machine changes them little. f is
-raw, of the largest tenth of the logits, by code that shares nothing with the package, and finding it is not counted.
+Three tables. Seconds of draws are of the processor, those to an f of the clock, everything included that a fit would
+do: lists of neighbours, too. f is raw, of the largest tenth of the logits, by code that shares nothing with the
+package, and finding it is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from common import Kind, evaluate, load_dictionary
 from torch import Tensor
 
 from datamask_pl import estimation
+from datamask_pl.block_solution import round_logits
 from datamask_pl.distributed import RankGroup
-from datamask_pl.estimation import rollout_update
+from datamask_pl.estimation import multilinear_update, rollout_update
 from datamask_pl.functional.plackett_luce import draw_group
 from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
@@ -42,12 +46,23 @@ class Settings:
     name: str
     estimator: estimation.RolloutEstimator
     control_variate: bool
+    partial: float
+    num_rollouts: int
     num_steps: int
     max_lr: float
     min_lr: float
 
 
-PAPER = Settings("paper", "group_relative", False, 5000, 10.0, 1.0)
+PAPER = Settings("paper", "group_relative", False, PARTIAL, NUM_ROLLOUTS, 5000, 10.0, 1.0)
+
+
+class Point(NamedTuple):
+    """Where a run was."""
+
+    step: int
+    seconds: float
+    f: float
+    logits_N: Tensor
 
 
 @dataclass(frozen=True)
@@ -163,51 +178,87 @@ def gradient(
 def ascend(block: Block, settings: Settings) -> Iterator[tuple[float, Tensor]]:
     """Seconds so far and logits after every step."""
     logits_N = torch.zeros(len(block.quality_N))
-    objective, num_rows = block.objective(), round(PARTIAL * logits_N.numel())
-    spent_s = 0.0
+    objective, num_rows = block.objective(), round(settings.partial * logits_N.numel())
+    start_s = time.perf_counter()
+    whole = block.part(torch.arange(logits_N.numel())) if num_rows == logits_N.numel() else None
+    spent_s = time.perf_counter() - start_s
     for step in range(settings.num_steps):
-        start_s = time.process_time()
-        seed = derive_seed(2, step)
-        rows_M = torch.randperm(logits_N.numel(), generator=torch.Generator().manual_seed(seed))[:num_rows]
+        start_s = time.perf_counter()
+        rows_M = torch.arange(num_rows)
+        if whole is None:
+            generator = torch.Generator().manual_seed(derive_seed(2, step))
+            rows_M = torch.randperm(logits_N.numel(), generator=generator)[:num_rows].sort().values
         update = rollout_update(
             logits_N[rows_M],
             objective=objective,
-            ground=block.part(rows_M),
+            ground=whole or block.part(rows_M),
             scales=RAW,
             estimator=settings.estimator,
             control_variate=settings.control_variate,
-            num_rollouts=NUM_ROLLOUTS,
+            num_rollouts=settings.num_rollouts,
             seed_of=lambda rollout, step=step: derive_seed(3, step, rollout),  # type: ignore[misc]
             ranks=RankGroup(),
             step_name=f"step {step}",
         )
         rate = linear_rate(step, settings.num_steps, max_lr=settings.max_lr, min_lr=settings.min_lr)
         logits_N[rows_M] += (rate * update.direction_M).float()
-        spent_s += time.process_time() - start_s
+        spent_s += time.perf_counter() - start_s
         yield spent_s, logits_N
 
 
-def time_to_f(block: Block, ours: Settings, *, limit_s: float) -> None:
-    """What the paper's settings reach within the limit, and when ours get there; f is looked at 20 times a run."""
-    best, best_s, best_step, due_s = -float("inf"), 0.0, 0, 0.0
-    for step, (spent_s, logits_N) in enumerate(ascend(block, PAPER), start=1):
-        if spent_s < due_s and spent_s < limit_s and step < PAPER.num_steps:
-            continue
-        due_s += limit_s / 20
-        f = block.f(logits_N)
-        if f > best:
-            best, best_s, best_step = f, spent_s, step
+def ascend_exactly(block: Block, num_steps: int) -> Iterator[tuple[float, Tensor]]:
+    """The same of `multilinear`."""
+    logits_N, objective = torch.zeros(len(block.quality_N)), block.objective()
+    start_s = time.perf_counter()
+    ground = block.part(torch.arange(logits_N.numel()))
+    spent_s = time.perf_counter() - start_s
+    _, max_lr, min_lr = default_schedule("multilinear", is_polish_quick=False)
+    for step in range(num_steps):
+        start_s = time.perf_counter()
+        update = multilinear_update(logits_N, objective=objective, ground=ground, scales=RAW)
+        logits_N += linear_rate(step, num_steps, max_lr=max_lr, min_lr=min_lr) * update.direction_M.float()
+        spent_s += time.perf_counter() - start_s
+        yield spent_s, logits_N
+
+
+def curve_of(block: Block, ascent: Iterator[tuple[float, Tensor]], *, every_s: float, limit_s: float) -> list[Point]:
+    """Points after the first step, and then whenever `every_s` have gone by."""
+    points, due_s = [], 0.0
+    for step, (spent_s, logits_N) in enumerate(ascent, start=1):
+        if spent_s >= due_s or spent_s >= limit_s:
+            points.append(Point(step, spent_s, block.f(logits_N), logits_N.clone()))
+            due_s = spent_s + every_s
         if spent_s >= limit_s:
             break
-    reached_s, reached_step, final, spent_s = float("nan"), 0, float("nan"), 0.0
-    for step, (spent_s, logits_N) in enumerate(ascend(block, ours), start=1):
-        if step < ours.num_steps and (reached_step or step % 5):
-            continue
-        final = block.f(logits_N)
-        if not reached_step and final >= best:
-            reached_s, reached_step = spent_s, step
-    cells = [f"{best:.6f}", f"{best_s:.1f}", best_step, f"{reached_s:.1f}", reached_step]
-    row(block.kind, *cells, f"{best_s / reached_s:.1f}", f"{final:.6f}", f"{spent_s:.1f}", ours.num_steps)
+    return points
+
+
+def polished_f(block: Block, logits_N: Tensor) -> float:
+    ground = block.part(torch.arange(logits_N.numel()))
+    options = {"objective": block.objective(), "ground": ground, "scales": RAW}
+    mask_N = round_logits(logits_N, **options, is_polished=True, best_rollout_N=None)
+    return evaluate(block.features_ND, block.quality_N, mask_N, block.kind, QUALITY_WEIGHT[block.kind]).f
+
+
+def time_to_f(block: Block, ours: Settings, *, limit_s: float, folder: Path | None) -> None:
+    """What the paper's settings reach within the limit, and when ours and `multilinear` get there."""
+    curves = {
+        "paper": curve_of(block, ascend(block, PAPER), every_s=limit_s / 50, limit_s=limit_s),
+        "rollouts": curve_of(block, ascend(block, ours), every_s=0.0, limit_s=limit_s),
+        "multilinear": curve_of(block, ascend_exactly(block, ours.num_steps), every_s=0.0, limit_s=limit_s),
+    }
+    best = max(curves["paper"], key=lambda point: point.f)
+    cells: list[object] = [f"{best.f:.6f}", f"{best.seconds:.1f}", best.step]
+    for name in ("rollouts", "multilinear"):
+        reached = next((point for point in curves[name] if point.f >= best.f), None)
+        cells += [f"{reached.seconds:.2f}", f"{best.seconds / reached.seconds:.0f}"] if reached else ["never", "-"]
+        cells.append(f"{curves[name][-1].f:.6f}")
+    row(block.kind, *cells)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {name: [point[:3] for point in points] for name, points in curves.items()}
+        about = {"best": best[:3], "best, polished": polished_f(block, best.logits_N), "step, seconds, f": found}
+        (folder / f"{block.kind}.json").write_text(json.dumps(about))
 
 
 def main() -> None:
@@ -215,14 +266,16 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", help="parquet files with feature_arr and quality_score, one block")
     parser.add_argument("--terms", nargs="+", choices=list(QUALITY_WEIGHT), default=list(QUALITY_WEIGHT))
     parser.add_argument("--seconds", type=float, default=300.0, help="what the paper's settings get, a term")
-    parser.add_argument("--steps", type=int, default=300, help="of ours")
-    parser.add_argument("--max-lr", type=float, default=2.0, help="of ours, falling to a tenth")
+    parser.add_argument("--steps", type=int, default=20, help="of ours")
+    parser.add_argument("--rollouts", type=int, default=16, help="of ours, a step")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="folder for the curves of `time`, a file a term")
     parser.add_argument("--repeats", type=int, default=10)
     parts = ["sampling", "variance", "time"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, 1 thread\n")
+    torch.set_num_threads(args.threads)
+    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, {args.threads} threads\n")
     features_ND, quality_N = load_dictionary(args.paths)
     blocks = [Block(features_ND, quality_N, cast(Kind, kind)) for kind in args.terms]
     if "sampling" in args.parts:
@@ -234,11 +287,13 @@ def main() -> None:
             variances(block, args.repeats)
     if "time" in args.parts:
         print()
-        heads = ["term", "paper's best f", "after s", "steps", "ours reach it after s", "steps", "times faster"]
-        head(*heads, "ours at the end", "after s", "steps")
-        ours = Settings("ours", "leave_one_out", True, args.steps, args.max_lr, args.max_lr / 10)
+        whats = ("s to that f", "times faster", "f at the end")
+        heads = [f"{name}: {what}" for name in ("rollouts", "multilinear") for what in whats]
+        head("term", "paper's best f", "after s", "steps", *heads)
+        _, max_lr, min_lr = default_schedule("leave_one_out", is_polish_quick=False, has_control_variate=True)
+        ours = Settings("ours", "leave_one_out", True, 1.0, args.rollouts, args.steps, max_lr, min_lr)
         for block in blocks:
-            time_to_f(block, ours, limit_s=args.seconds)
+            time_to_f(block, ours, limit_s=args.seconds, folder=args.json)
 
 
 if __name__ == "__main__":

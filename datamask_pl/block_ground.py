@@ -18,8 +18,13 @@ from datamask_pl.functional.device import fits, move
 from datamask_pl.ground_set import GroundSet
 
 
-def check_budgets(rule: BudgetRule, source: BlockSource, *, is_whole_block: bool) -> None:
+def check_budgets(rule: BudgetRule, source: BlockSource, *, step_share: float) -> None:
     """Checks that every block's budget can be met, as far as the data module knows its rows. Before any work.
+
+    Args:
+        rule: how much is kept.
+        source: of the blocks.
+        step_share: share of a block in which the masks of a step are.
 
     Raises:
         BudgetError: If one cannot, or the ratio keeps nothing of a block.
@@ -38,8 +43,7 @@ def check_budgets(rule: BudgetRule, source: BlockSource, *, is_whole_block: bool
             _check_block(rule, index, totals)
             continue
         budget(rule.select_ratio, num_samples)
-        if not is_whole_block:
-            check_step_budget(rule.select_ratio, source.partial, num_samples)
+        check_step_budget(rule.select_ratio, step_share, num_samples)
 
 
 def _check_block(rule: BudgetRule, index: int, totals: Totals) -> None:
@@ -75,26 +79,18 @@ def make_ground(
 
 
 def part_of(ground: GroundSet, rows_M: Tensor, rule: BudgetRule, *, helpers: RankGroup) -> GroundSet:
-    """Some rows as a ground set of their own, evaluated by each rank for itself.
-
-    Args:
-        ground: the block.
-        rows_M: int64 (M,), different and ascending. All of them make one ground set, for as long as the block lives.
-        rule: what may be kept.
-        helpers: the ranks that make the same.
-    """
-
-    def build() -> GroundSet:
-        constraint = None if ground.constraint is None else ground.constraint.part(rows_M)
-        return GroundSet(
-            features_ND=ground.features(rows_M),
-            quality_N=ground.quality_N[rows_M],
-            num_selected=_size(rule, rows_M.numel(), constraint),
-            helpers=helpers,
-            constraint=constraint,
-        )
-
-    return ground.cached("all rows", build) if rows_M.numel() == ground.num_samples else build()
+    """Some rows, ascending, as a ground set that each rank evaluates for itself; made once if they are all."""
+    if rows_M.numel() == ground.num_samples:
+        # not kept by itself: a cycle would keep the block in memory
+        return ground if ground.ranks.size == 1 else ground.cached("unshared", lambda: ground.unshared(helpers))
+    constraint = None if ground.constraint is None else ground.constraint.part(rows_M)
+    return GroundSet(
+        features_ND=ground.features(rows_M),
+        quality_N=ground.quality_N[rows_M],
+        num_selected=_size(rule, rows_M.numel(), constraint),
+        helpers=helpers,
+        constraint=constraint,
+    )
 
 
 def _size(rule: BudgetRule, num_samples: int, constraint: Constraint | None) -> int:

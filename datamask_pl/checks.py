@@ -10,7 +10,6 @@ import math
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.errors import BudgetError, ConfigError
 from datamask_pl.functional.budget import budget, share_of
 
@@ -48,9 +47,8 @@ def check_trainer(trainer: Trainer) -> None:
         )
 
 
-def check_step_budget(select_ratio: float, partial: float | None, num_samples: int) -> None:
+def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> None:
     """Raises a BudgetError if the part of a block in which a step draws masks is too small to keep anything."""
-    partial = DEFAULT_PARTIAL if partial is None else partial
     try:
         budget(select_ratio, share_of(partial, num_samples))
     except BudgetError as error:

@@ -14,7 +14,7 @@ from datamask_pl.data.blocks import BlockBy, deal_blocks, hash_plan, parse_shard
 from datamask_pl.data.contents import Contents
 from datamask_pl.data.forced_ids import read_forced_ids
 from datamask_pl.data.limits import Survey
-from datamask_pl.data.loader import StepLoader
+from datamask_pl.data.loader import DEFAULT_PARTIAL, StepLoader
 from datamask_pl.data.reader import BlockReader, OnBadRow
 from datamask_pl.data.rows import MAX_LISTED, BadRow, BadRows
 from datamask_pl.data.scaling import QualityScaling, quality_warning
@@ -55,8 +55,8 @@ class FeatureDataModule(LightningDataModule):
         block_by: `rows` cuts the rows in the order of the files, `row_groups_shuffled` shuffles the row groups of all
             files first, `file` makes every file a block.
         partial: share of the block that a step reads at once, in (0, 1]. Steps that draw masks are confined to a random
-            part of this size, 0.1 if left out. Steps over the whole block read it in slices of this size, 16,384 rows
-            if left out.
+            part of this size; if left out 1 with a control variate, and 0.1 without. Steps over the whole block read it
+            in slices of this size, 16,384 rows if left out.
         on_bad_row: what to do with a row whose quality or features are null, not finite, of the wrong length or zero.
             `error` stops, `drop` leaves it out and lists it. The same goes for a cost that is null, not finite or not
             above 0, and a group that is null. A null id always stops.
@@ -122,7 +122,7 @@ class FeatureDataModule(LightningDataModule):
         self.shard = parse_shard(shard)
         self._seed = seed
         self._contents: Contents | None = None
-        self._steps: tuple[int, bool] | None = None
+        self._steps: tuple[int, bool, float] | None = None
         self._loader: StepLoader | None = None
         self._has_warned = False
         self._epoch = 0
@@ -184,9 +184,9 @@ class FeatureDataModule(LightningDataModule):
         """How many rows were dropped, over all blocks. Valid after `setup`."""
         return self._ready.bad_rows.num_rows
 
-    def set_steps(self, *, num_steps: int, is_whole_block: bool) -> None:
-        """Says how many batches a block yields, and whether each is the whole block or a random part of it."""
-        self._steps = (num_steps, is_whole_block)
+    def set_steps(self, *, num_steps: int, is_whole_block: bool, default_partial: float = DEFAULT_PARTIAL) -> None:
+        """Says how many batches a block yields, and what each is; see `BlockSource.set_steps`."""
+        self._steps = (num_steps, is_whole_block, default_partial)
 
     def skip_rest_of_block(self) -> None:
         """Says that the block is settled: its remaining batches are neither drawn nor read. Ends the epoch."""
@@ -246,13 +246,14 @@ class FeatureDataModule(LightningDataModule):
         """
         if self._steps is None:
             raise ConfigError("FeatureDataModule.set_steps must be called before training, as MaskLearner does.")
-        num_steps, is_whole_block = self._steps
+        num_steps, is_whole_block, default_partial = self._steps
         self._loader = StepLoader(
             take_block=self._take_block,
             begin=self._begin_epoch,
             num_steps=num_steps,
             is_whole_block=is_whole_block,
             partial=self.partial,
+            default_partial=default_partial,
             seed=self.seed,
         )
         return self._loader

@@ -16,6 +16,7 @@ from datamask_pl.distributed import RankGroup
 from datamask_pl.functional import constrained_draws, exponential_race, plackett_luce
 from datamask_pl.functional.constraint import Constraint
 from datamask_pl.functional.control_variate import dual_direction, linear_gradient_sum
+from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.estimators import (
     group_relative_advantage,
     has_spread,
@@ -32,6 +33,8 @@ RolloutEstimator = Literal["group_relative", "leave_one_out"]
 
 # A rank takes whole chunks of rollouts: products with the same shapes round the same on any number of ranks.
 ROLLOUTS_OF_CHUNK = 16
+# Numbers of float64 of which a few arrays fit the second-level cache of a CPU's core.
+ELEMENTS_AT_ONCE = 2**17
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def rollout_update(
     that sum: what is left to chance is shrunk by the noise that is seen in it, which is most of it where g is good
     (a bias towards the linear part), the two are taken to dual coordinates by `control_variate.dual_direction`
     (another angle, the same zeros), and the scale is divided out, so that both estimators give the same direction.
-    Where samples have costs the linear part is taken to be 0, and within limits the two are simply added.
+    Where samples have costs the linear part's policy gradient is not known, and its slope, with the rest divided by the
+    mean of p (1 - p), takes its place, as in `multilinear`.
 
     Args:
         logits_M: float (M,).
@@ -123,8 +127,6 @@ def rollout_update(
         else:
             p_M = ground.probabilities(logits_M)
         slopes_M = objective.linearize(p_M, ground, scales, when=f"at {step_name}")[0].gradient_N
-        if ground.has_free_size:  # what of a linear reward is drawn depends on costs: there is no such closed form
-            slopes_M = torch.zeros_like(slopes_M)
     kind: type[_Group] = _Group if ground.constraint is None else _ConstrainedGroup
     group = kind(logits_M, ground, slopes_M, num_rollouts=num_rollouts, seed_of=seed_of, ranks=ranks)
     values = group.values(objective)
@@ -139,10 +141,15 @@ def rollout_update(
         advantages_R = leave_one_out_advantage(rewards_R - linear_R)
         rest_M, linear_M, squared_noise = group.gradient(advantages_R)
         rest_M *= shrinkage(rest_M, squared_noise)
-        if ground.constraint is None:
-            direction_M = normalized(dual_direction(logits_M, linear_M, rest_M, num_selected=ground.num_selected))
+        if ground.has_free_size:
+            curvature = (p_M * (1 - p_M)).mean().clamp(min=torch.finfo(torch.float64).tiny)
+            direction_M = ground.ascent_direction(slopes_M + rest_M / curvature, p_M)
+        elif ground.constraint is not None:
+            direction_M = normalized(
+                constrained_draws.dual_direction(logits_M, ground.constraint, linear_N=linear_M, rest_N=rest_M)
+            )
         else:
-            direction_M = normalized(linear_M + rest_M)
+            direction_M = normalized(dual_direction(logits_M, linear_M, rest_M, num_selected=ground.num_selected))
 
     best = int(rewards_R.argmax())
     undecided_p_M = ground.probabilities(logits_M)
@@ -219,19 +226,24 @@ class _Group:
         squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
         sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
         for chunk, draws in self._own:
-            scores_CM = plackett_luce.score(self._logits_M, draws.draws_RK)
-            squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
-            sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
-            if self._slopes_M is not None:
-                sums[1] += linear_gradient_sum(
-                    self._logits_M,
-                    self._masks(draws),
-                    draws.log_times_R,
-                    self._slopes_M,
-                    num_rollouts=self._num_rollouts,
-                )
+            for part in torch.split(torch.arange(len(chunk)), self._at_once()):
+                scores_CM = plackett_luce.score(self._logits_M, draws.draws_RK[part])
+                squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk[part]], bound=noise_bound)
+                sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk[part]], bound=bound)
+                if self._slopes_M is not None:
+                    sums[1] += linear_gradient_sum(
+                        self._logits_M,
+                        plackett_luce.masks_of(draws.draws_RK[part], self._ground.num_samples),
+                        draws.log_times_R[part],
+                        self._slopes_M,
+                        num_rollouts=self._num_rollouts,
+                    )
         score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
         return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
+
+    def _at_once(self) -> int:
+        """Rollouts whose scores are in a CPU's second-level cache together."""
+        return max(1, rows_at_once(ELEMENTS_AT_ONCE, self._logits_M.device) // self._logits_M.numel())
 
 
 class _ConstrainedGroup(_Group):
@@ -251,7 +263,7 @@ class _ConstrainedGroup(_Group):
         return torch.stack([drawn.mask_N for drawn in draws])
 
     def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `_Group.gradient`; with costs there is no linear part, and nothing to shrink the rest beside."""
+        """See `_Group.gradient`; with costs there is no linear part's gradient."""
         # as there, but that with costs any number may be drawn
         k = self._ground.num_samples
         bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
@@ -261,8 +273,7 @@ class _ConstrainedGroup(_Group):
         for chunk, draws in self._own:
             scores = [constrained_draws.score(self._logits_M, self._constraint, drawn) for drawn in draws]
             scores_CM = torch.stack(scores)
-            if not self._constraint.has_costs:
-                squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
+            squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
             sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
             if self._slopes_M is not None and not self._constraint.has_costs:
                 sums[1] += constrained_draws.linear_gradient_sum(

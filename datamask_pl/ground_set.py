@@ -105,6 +105,12 @@ class GroundSet:
         other.num_selected = num_selected  # type: ignore[assignment]  # an expected size is no whole number
         return other
 
+    def unshared(self, helpers: RankGroup) -> GroundSet:
+        """The same ground set, evaluated by each of these ranks for itself."""
+        other = copy.copy(self)
+        other.ranks, other.helpers, other._cache = RankGroup(), helpers, {}
+        return other
+
     def top_k(self, scores_N: Tensor) -> Tensor:
         """The mask of the highest scores that is allowed: bool (N,). Equal scores are taken in row order."""
         return top_k_mask(scores_N, self.num_selected) if self.constraint is None else self.constraint.fill(scores_N)

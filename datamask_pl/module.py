@@ -18,6 +18,7 @@ from datamask_pl.block_solution import calibrate, solve
 from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
 from datamask_pl.checks import check, check_choice, check_logits, check_schedule, check_trainer
+from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
 from datamask_pl.errors import CheckpointError, ConfigError
@@ -57,17 +58,17 @@ class MaskLearner(LightningModule):
             quality_weight means the same on any data. Without it the terms are raw, as in papers.
         estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
-        num_rollouts: masks drawn a step, over all ranks, at least 2. Not used by `multilinear`.
+        num_rollouts: masks drawn a step, over all ranks, at least 2; 16 with a control variate, 128 without. Not used
+            by `multilinear`.
         control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
             linear part exactly and step along it in dual coordinates, as `multilinear` does, leave the rest alone to
-            chance, shrink it by its noise, and divide the sum by its root mean square; the two rollout estimators are
-            then one. False for the paper's, or the plain unbiased one. Not used by `multilinear`, nor where a term has
-            no expectation; with data.cost_column nothing but divided.
-        num_steps: steps a block; 300 for the estimators that draw masks with a control variate, 1000 without. For
-            `multilinear` 20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF.
-        max_lr: learning rate of a block's first step; 4 for `multilinear`, 2 with a control variate, 10 otherwise.
-        min_lr: learning rate of its last step, linear between; 1.5 for `multilinear`, 0.2 with a control variate, 1
-            otherwise, or max_lr if less.
+            chance, and shrink it by its noise; both rollout estimators are then one. False for the paper's, or the
+            plain unbiased one. Not used by `multilinear`, nor where a term has no expectation.
+        num_steps: steps a block; 1000 where masks are drawn without a control variate. For `multilinear`, and with one,
+            20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF. More for a data.partial below 1.
+        max_lr: learning rate of a block's first step; 10 where masks are drawn without a control variate, else 4.
+        min_lr: learning rate of its last step, linear between; 1 where masks are drawn without a control variate, else
+            1.5, or max_lr if less.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
@@ -90,7 +91,7 @@ class MaskLearner(LightningModule):
         | list[WeightedObjective] = "facility_location",
         calibrate: bool = True,
         estimator: Literal["multilinear", "leave_one_out", "group_relative"] = "multilinear",
-        num_rollouts: int = 128,
+        num_rollouts: int | None = None,
         control_variate: bool = True,
         num_steps: int | None = None,
         max_lr: float | None = None,
@@ -107,10 +108,10 @@ class MaskLearner(LightningModule):
         self.rule = BudgetRule(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
-        self.num_rollouts = num_rollouts
         self.control_variate = control_variate
         self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
         self.is_controlled = control_variate and self.objective.has_expectation
+        self.num_rollouts = (16 if self.is_controlled else 128) if num_rollouts is None else num_rollouts
         defaults = default_schedule(
             estimator,
             is_polish_quick=polish and self.objective.has_interactions,
@@ -123,7 +124,7 @@ class MaskLearner(LightningModule):
         self.patience = patience
         self.min_churn = min_churn
         self.polish = polish
-        check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
+        check(self.num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
         check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
         check(patience is None or patience >= 1, "patience must be at least 1", patience)
         check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
@@ -168,10 +169,12 @@ class MaskLearner(LightningModule):
         source = self._source
         source.prepare()
         sizes = source.block_sizes
+        default_partial = 1.0 if self.is_controlled else DEFAULT_PARTIAL
         with failing_together():
             check_trainer(self.trainer)
-            check_budgets(self.rule, source, is_whole_block=self.is_whole_block)
-        source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block)
+            step_share = default_partial if source.partial is None else source.partial
+            check_budgets(self.rule, source, step_share=1.0 if self.is_whole_block else step_share)
+        source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
         self.policy = MaskPolicy(max(sizes, default=1))
         self.ranks = RankGroup.world()
         max_epochs = self.trainer.max_epochs

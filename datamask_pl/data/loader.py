@@ -106,9 +106,10 @@ class StepLoader:
         begin: returns the index of the epoch's block, and the step to begin with; called once an epoch.
         num_steps: batches a block.
         is_whole_block: True for batches that stand for the whole block, False for a random part of it.
-        partial: share of the block that a step reads at once, or None for 0.1 of it (random part), or 16,384 rows at a
-            time (whole block).
+        partial: share of the block that a step reads at once, or None for `default_partial` of it (random part), or
+            16,384 rows at a time (whole block).
         seed: seed of the random parts.
+        default_partial: size of a random part where none is asked for.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ class StepLoader:
         is_whole_block: bool,
         partial: float | None,
         seed: int,
+        default_partial: float = DEFAULT_PARTIAL,
     ) -> None:
         self.num_steps = num_steps
         self.is_whole_block = is_whole_block
         self.partial = partial
+        self.default_partial = default_partial
         self.seed = seed
         self._take_block = take_block
         self._begin = begin
@@ -150,6 +153,7 @@ class StepLoader:
         if self.is_whole_block:
             num_slice_rows = DEFAULT_SLICE_ROWS if self.partial is None else share_of(self.partial, num_samples)
             return PartialBatch(block, step, min(num_slice_rows, num_samples))
-        num_drawn = share_of(DEFAULT_PARTIAL if self.partial is None else self.partial, num_samples)
+        num_drawn = share_of(self.default_partial if self.partial is None else self.partial, num_samples)
         rows_M = draw_rows(num_samples, num_drawn, seed=self.seed, block=block.index, step=step)
-        return PartialBatch(block, step, num_drawn, rows_M)
+        num_slice_rows = num_drawn if num_drawn < num_samples else min(DEFAULT_SLICE_ROWS, num_samples)
+        return PartialBatch(block, step, num_slice_rows, rows_M)

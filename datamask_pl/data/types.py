@@ -152,8 +152,11 @@ class BlockSource(Protocol):
     def resume_at(self, block: int, step: int) -> None:
         """Says that the next epoch, of this block, begins with this step."""
 
-    def set_steps(self, *, num_steps: int, is_whole_block: bool) -> None:
-        """Says how many batches a block yields, and whether each is the whole block or a random part of it."""
+    def set_steps(self, *, num_steps: int, is_whole_block: bool, default_partial: float) -> None:
+        """Says how many batches a block yields, and whether each is the whole block or a random part of it.
+
+        `default_partial` is the share of a random part where `partial` is None.
+        """
 
     def skip_rest_of_block(self) -> None:
         """Says that the block is settled: its remaining batches need not be drawn or read."""

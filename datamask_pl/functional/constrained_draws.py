@@ -140,6 +140,29 @@ def linear_gradient_sum(
     return gradient_N
 
 
+def dual_direction(logits_N: Tensor, constraint: Constraint, *, linear_N: Tensor, rest_N: Tensor) -> Tensor:
+    """`control_variate.dual_direction` of every group, each of which is a race of its own: float64 (N,).
+
+    Args:
+        logits_N: float (N,).
+        constraint: without costs.
+        linear_N: float64 (N,), policy gradient of the rewards' linear part.
+        rest_N: float64 (N,), estimated policy gradient of the rest.
+
+    Returns:
+        float64 (N,), zero for samples of groups that are decided, and those that are not free.
+    """
+    assert not constraint.has_costs
+    direction_N = torch.zeros_like(linear_N)
+    parts = zip(torch.split(constraint.rows_F, constraint.lengths), constraint.room_G.tolist(), strict=True)
+    for rows_J, room in parts:
+        if room:
+            direction_N[rows_J] = control_variate.dual_direction(
+                logits_N[rows_J], linear_N[rows_J], rest_N[rows_J], num_selected=int(room)
+            )
+    return direction_N
+
+
 def _by_group(logits_N: Tensor, constraint: Constraint, drawn: ConstrainedDraw) -> list[tuple[Tensor, Tensor, Tensor]]:
     logits_F = logits_N[constraint.rows_F].double()
     lengths = constraint.lengths

@@ -39,6 +39,7 @@ from datamask_pl.functional.exponential_race import ringing_rates, solve_log_tim
 
 # exp(exp(50)) is infinite, and exp(-700) the end of float64: hazards beyond them act as if they were there.
 MIN_LOG_HAZARD, MAX_LOG_HAZARD = -700.0, 50.0
+SMALLEST = torch.finfo(torch.float64).tiny
 # Gradients below this share of the slopes are settled samples'; less than a millionth of them is the grid of sums.
 MIN_RATE = 1e-9
 
@@ -63,20 +64,23 @@ def linear_gradient(logits_N: Tensor, masks_CN: Tensor, log_times_C: Tensor, slo
         tensor([[ 0.2759, -0.3679]], dtype=torch.float64)
     """
     # in units of t
-    log_hazard_CN = (logits_N.detach().double() + log_times_C[:, None]).clamp_(MIN_LOG_HAZARD, MAX_LOG_HAZARD)
-    hazard_CN = log_hazard_CN.exp()
-    density_CN = torch.exp(-hazard_CN)
-    log_last_CN = log_hazard_CN - hazard_CN - torch.expm1(-hazard_CN).neg_().log_()
-    last_C1 = log_last_CN.masked_fill_(~masks_CN, -torch.inf).softmax(1) @ slopes_N[:, None]
-    # where all are drawn nobody is next, and 0 * W is what is left
-    next_CN = log_hazard_CN.masked_fill_(masks_CN, -torch.inf).softmax(1).masked_fill_(masks_CN, 0.0)
-    next_C1 = next_CN @ slopes_N[:, None]
-
-    density_CN *= hazard_CN
-    rest_C1 = hazard_CN.masked_fill(masks_CN, 0.0).sum(1, keepdim=True)
+    hazard_CN = (logits_N.detach().double() + log_times_C[:, None]).clamp_(MIN_LOG_HAZARD, MAX_LOG_HAZARD).exp_()
+    rung_CN = torch.expm1(-hazard_CN).neg_()
+    density_CN = torch.addcmul(hazard_CN, hazard_CN, rung_CN, value=-1.0)
+    last_C1 = _weighted_mean((density_CN / rung_CN).masked_fill_(~masks_CN, 0.0), slopes_N)
+    rest_CN = hazard_CN.masked_fill(masks_CN, 0.0)
+    next_C1 = _weighted_mean(rest_CN, slopes_N)
+    rest_C1 = rest_CN.sum(1, keepdim=True)
     both_CN = hazard_CN.add_(rest_C1)
-    drawn_CN = density_CN * (rest_C1 / both_CN) * (1.0 + 1.0 / both_CN)
-    return torch.where(masks_CN, drawn_CN * (slopes_N - next_C1), density_CN * (slopes_N - last_C1))
+    # t + 1 / (W + w_j) in units of t, times W / (W + w_j); where all are drawn W is 0 and nobody is next
+    drawn_CN = both_CN.reciprocal_().add_(both_CN.square()).mul_(rest_C1)
+    density_CN *= torch.where(masks_CN, drawn_CN, 1.0)
+    return density_CN.mul_(slopes_N - torch.where(masks_CN, next_C1, last_C1))
+
+
+def _weighted_mean(weights_CN: Tensor, slopes_N: Tensor) -> Tensor:
+    """Mean of the slopes by the weights of each row: (C, 1), 0 where no weight is."""
+    return (weights_CN @ slopes_N[:, None]) / weights_CN.sum(1, keepdim=True).clamp_(min=SMALLEST)
 
 
 def linear_gradient_sum(

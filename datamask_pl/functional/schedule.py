@@ -25,7 +25,8 @@ def default_schedule(
     """What is used where nothing is said.
 
     Directions of `multilinear`, and with a control variate, have a root mean square of 1, whatever the term, the budget
-    or the number of samples: so the same rates serve all.
+    or the number of samples: so the same rates serve all. The second is nearly the first where masks are of the whole
+    block, and takes the same steps.
 
     Args:
         estimator: by which the directions are found.
@@ -36,9 +37,9 @@ def default_schedule(
         >>> default_schedule("multilinear", is_polish_quick=False, has_control_variate=True)
         Schedule(num_steps=20, max_lr=4.0, min_lr=1.5)
     """
-    if estimator == "multilinear":
+    if estimator == "multilinear" or has_control_variate:
         return Schedule(NUM_STEPS_BEFORE_EXCHANGES if is_polish_quick else 20, 4.0, 1.5)
-    return Schedule(300, 2.0, 0.2) if has_control_variate else Schedule(1000, 10.0, 1.0)
+    return Schedule(1000, 10.0, 1.0)
 
 
 def linear_rate(step: int, num_steps: int, *, max_lr: float, min_lr: float) -> float:
