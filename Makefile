@@ -7,9 +7,11 @@ INSTALLED := $(VENV)/.installed
 # The competitors of `make benchmark` have an environment of their own.
 BENCHMARK_VENV := .venv-benchmark
 BENCHMARK_INSTALLED := $(BENCHMARK_VENV)/.installed
+MUTATION_VENV := .venv-mutation
+MUTATION_INSTALLED := $(MUTATION_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint docs fuzz sbom audit benchmark clean
+.PHONY: help install quickstart test test-slow lint docs fuzz mutation sbom audit benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
@@ -17,6 +19,7 @@ help:
 	@echo "make test-slow    runs that are killed, again and again"
 	@echo "make docs         the documentation as pages, in site/"
 	@echo "make fuzz         100,000 damaged files and configs, in about half an hour; FUZZ_INPUTS=1000 for fewer"
+	@echo "make mutation     changes the formulas and asks whether a test notices; MODULES='pairwise budget' for some"
 	@echo "make sbom         what is installed, as CycloneDX, in sbom.json"
 	@echo "make audit        known vulnerabilities of what is installed"
 	@echo "make benchmark    f, seconds and memory beside competitors, twenty minutes on two cores;"
@@ -58,6 +61,15 @@ docs: $(INSTALLED)
 fuzz: $(INSTALLED)
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
 
+$(MUTATION_INSTALLED): requirements.lock
+	$(PYTHON) -m venv $(MUTATION_VENV)
+	$(MUTATION_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock mutmut==3.8.1
+	@touch $@
+
+mutation: $(MUTATION_INSTALLED)
+	OMP_NUM_THREADS=1 $(MUTATION_VENV)/bin/mutmut run $(MODULES:%='datamask_pl.functional.%.*')
+	$(MUTATION_VENV)/bin/mutmut results
+
 sbom: $(INSTALLED)
 	$(BIN)/python tools/sbom.py requirements.lock > sbom.json
 
@@ -76,4 +88,4 @@ benchmark: $(BENCHMARK_INSTALLED)
 	PYTHONPATH=. $(BENCHMARK_VENV)/bin/python benchmarks/suite.py $(DATA) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCHMARK_VENV) .venv-audit sbom.json quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(BENCHMARK_VENV) $(MUTATION_VENV) .venv-audit mutants sbom.json quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -40,6 +40,8 @@ def run(lock: str, folder: Path = FOLDER) -> int:
     except (ValueError, KeyError):
         return _nothing_known(audited.stderr)
     skipped = [package["name"] for package in packages if "skip_reason" in package]
+    if len(skipped) == len(packages):
+        return _nothing_known("no package was found where vulnerabilities are published")
     faults = [(package, fault) for package in packages for fault in package.get("vulns", [])]
     for package, fault in faults:
         fixed = ", ".join(fault["fix_versions"]) or "no version yet"

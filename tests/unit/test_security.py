@@ -314,6 +314,11 @@ class TestAudit:
         assert audit.run("requirements.lock", workplace / "venv") == 0
         assert "nothing was audited" in capsys.readouterr().out
 
+    def test_where_no_package_is_found_nothing_is_said_to_be_audited(self, workplace, capsys):
+        found = json.dumps({"dependencies": [{"name": "a", "skip_reason": "not found"}]})
+        assert self.audit(workplace, f"echo '{found}'") == 0
+        assert capsys.readouterr().out.startswith("nothing was audited: no package was found")
+
     def test_vulnerabilities_are_listed_and_end_it_with_1(self, workplace, capsys):
         fault = {"id": "CVE-1", "fix_versions": ["2"], "aliases": [], "description": ""}
         found = [{"name": "a", "version": "1", "vulns": [fault]}, {"name": "b", "version": "3", "vulns": []}]

@@ -97,6 +97,29 @@ def test_advantages_are_finite_and_sum_to_zero(advantage, scale, offset):
     assert abs(float(advantages_R.sum())) < 1e-9 * max(1.0, float(advantages_R.abs().max()))
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e3, 1e9])
+def test_the_unit_of_the_reward_does_not_decide_whether_rewards_differ(scale):
+    equal_R = torch.tensor([0.3, 0.1 + 0.2, 0.3], dtype=torch.float64)
+    assert not has_spread(equal_R * scale)
+    assert has_spread((equal_R + torch.tensor([0.0, 1e-9, 0.0], dtype=torch.float64)) * scale)
+
+
+def test_the_squared_noise_is_that_of_the_double_loop():
+    rng = np.random.default_rng(4)
+    scores_CN, advantages_C = rng.normal(size=(5, 7)), rng.normal(size=5)
+    expected = sum(float((advantages_C[c] * scores_CN[c, n]) ** 2) for c in range(5) for n in range(7))
+    found = squared_noise_sum(torch.tensor(scores_CN), torch.tensor(advantages_C), bound=1e4)
+    assert float(found) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_normalized_gradient_has_its_direction_and_a_root_mean_square_of_1(scale):
+    gradient_N = torch.tensor([3.0, -1.0, 0.5], dtype=torch.float64)
+    unit_N = normalized(gradient_N * scale)
+    assert float(unit_N.square().mean()) == pytest.approx(1.0, rel=1e-12)
+    np.testing.assert_allclose(unit_N / unit_N[0], gradient_N / gradient_N[0], rtol=1e-12)
+
+
 def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit_of_the_gradient():
     source = torch.Generator().manual_seed(3)
     logits_N = torch.randn(200, generator=source, dtype=torch.float64)

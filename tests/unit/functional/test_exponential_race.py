@@ -5,6 +5,7 @@ import oracles
 import pytest
 import torch
 
+from datamask_pl.functional import exponential_race
 from datamask_pl.functional.exponential_race import inclusion_probabilities, rung_probabilities, solve_log_time
 
 
@@ -47,6 +48,23 @@ def test_probabilities_are_close_to_those_of_enumeration():
 def test_a_clock_has_rung_by_its_own_exponential_time():
     p_N = rung_probabilities(torch.tensor([0.0, 2.0]), math.log(0.3))
     np.testing.assert_allclose(p_N, [1 - math.exp(-0.3), 1 - math.exp(-0.3 * math.exp(2.0))], rtol=1e-14)
+
+
+@pytest.mark.parametrize("num_expected", [5.0, 50.0, 250.0])
+@pytest.mark.parametrize("shift", [0.0, 40.0])
+def test_a_handful_of_steps_find_the_time_where_bisection_takes_dozens(monkeypatch, num_expected, shift):
+    monkeypatch.setattr(exponential_race, "MAX_NEWTON_STEPS", 8)
+    logits_N = normal(500) + shift
+    p_N = rung_probabilities(logits_N, solve_log_time(logits_N, num_expected))
+    assert float(p_N.sum()) == pytest.approx(num_expected, rel=1e-9)
+
+
+def test_time_is_not_spent_once_it_is_found(monkeypatch):
+    calls = []
+    expm1 = torch.expm1
+    monkeypatch.setattr(torch, "expm1", lambda values_N: calls.append(1) or expm1(values_N))
+    solve_log_time(normal(500), 50.0)
+    assert len(calls) <= 8
 
 
 @pytest.mark.parametrize("num_expected", [1e-3, 1.5, 499.9])

@@ -1,10 +1,18 @@
+import math
+
 import numpy as np
 import oracles
 import problems
 import pytest
 import torch
 
-from datamask_pl.functional.pairwise import mask_sums, pairwise_gradient, pairwise_value
+from datamask_pl.functional.pairwise import (
+    mask_sums,
+    pairwise_gradient,
+    pairwise_interactions,
+    pairwise_value,
+    relative_pairs_slope,
+)
 
 
 def moments(features_ND, weights_RN):
@@ -45,3 +53,33 @@ def test_gradient_is_the_marginal_gain(num_selected):
         p_N, lambda mask_N: oracles.pairwise(mask_N, features_ND, num_selected=num_selected)
     )
     np.testing.assert_allclose(gradient_N, expected_N, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_selected", [1, 2, 4])
+def test_interactions_are_what_keeping_one_sample_changes_in_the_gain_of_another(num_selected):
+    features_ND, p_N = problems.unit_rows(6, 3, seed=2), np.random.default_rng(2).uniform(size=6)
+
+    def gains(weights_N):
+        def f(mask_N):
+            return oracles.pairwise(mask_N, features_ND, num_selected=num_selected)
+
+        return oracles.multilinear_gradient(weights_N, f)
+
+    changed_NN = np.stack([gains(np.where(row, 1.0, p_N)) - gains(np.where(row, 0.0, p_N)) for row in np.eye(6)])
+    found_NN = pairwise_interactions(torch.tensor(features_ND), num_selected=num_selected)
+    np.testing.assert_allclose(found_NN, changed_NN, atol=1e-12)
+    assert changed_NN.any() == (num_selected > 1)
+
+
+@pytest.mark.parametrize("size", [2.5, 3.0, 40.0])
+def test_the_slope_of_the_number_of_pairs_is_its_derivative(size):
+    def log_pairs(k):
+        return math.log(k * (k - 1))
+
+    expected = (log_pairs(size + 1e-5) - log_pairs(size - 1e-5)) / 2e-5
+    assert relative_pairs_slope(size) == pytest.approx(expected, rel=1e-8)
+
+
+def test_below_two_members_the_number_of_pairs_is_that_of_two():
+    assert relative_pairs_slope(2) == 1.5
+    assert relative_pairs_slope(1.999) == 0.0

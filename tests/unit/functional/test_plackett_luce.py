@@ -169,6 +169,27 @@ def test_more_than_2_to_the_24_samples_can_be_drawn_from():
     assert rows_K.unique().numel() == 3
 
 
+# with 10 of 2000 a draw looks at the early clocks alone; with 900, and of 20 samples, at all
+@pytest.mark.parametrize(("num_samples", "num_selected"), [(2000, 10), (2000, 900), (20, 3)])
+def test_randomness_is_the_generators_alone_and_all_of_it_is_used(num_samples, num_selected):
+    logits_N = torch.randn(num_samples, generator=torch.Generator().manual_seed(1))
+    found = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(draw_group(logits_N, num_selected, generators=[torch.Generator().manual_seed(7)]))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(found[0].draws_RK, found[1].draws_RK)
+    assert torch.equal(found[0].log_times_R, found[1].log_times_R)
+    assert found[0].log_times_R.dtype == torch.float64
+
+
+def test_late_clocks_are_of_the_generator_too(monkeypatch):
+    """Where fewer than K have rung by the time that tells clocks apart."""
+    monkeypatch.setattr(plackett_luce, "_safe_log_time", lambda *_: -9.0)
+    test_randomness_is_the_generators_alone_and_all_of_it_is_used(50, 10)
+
+
 def test_large_draws_need_no_table_of_samples_by_draws():
     """200,000 x 50,000 booleans would be 10 GB."""
     logits_N = torch.randn(200_000, generator=generator())
