@@ -83,3 +83,20 @@ def test_the_slope_of_the_number_of_pairs_is_its_derivative(size):
 def test_below_two_members_the_number_of_pairs_is_that_of_two():
     assert relative_pairs_slope(2) == 1.5
     assert relative_pairs_slope(1.999) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_is_of_the_features_type_and_takes_each_length_as_it_is(dtype):
+    """Rows are of length 1 but for rounding; here they are far from it."""
+    features_ND = problems.unit_rows(5, 3, seed=3) * np.array([[0.5], [1.0], [1.5], [2.0], [3.0]])
+    p_N = np.random.default_rng(3).uniform(size=5)
+    found_N = pairwise_gradient(
+        torch.tensor(features_ND, dtype=dtype),
+        torch.tensor(p_N),
+        torch.tensor((features_ND**2).sum(1)),
+        torch.tensor(p_N @ features_ND),
+        num_selected=3,
+    )
+    expected_N = [-2 / 6 * sum(p_N[j] * features_ND[i] @ features_ND[j] for j in range(5) if j != i) for i in range(5)]
+    assert found_N.dtype == dtype
+    np.testing.assert_allclose(found_N, expected_N, rtol=1e-5)
