@@ -11,9 +11,9 @@ from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.ground_set import GroundSet
 
 
-def make(num_samples, *, num_slice_rows=16_384, ranks=None, dtype=torch.float32):
+def make(num_samples, *, num_selected=1, num_slice_rows=16_384, ranks=None, dtype=torch.float32):
     return problems.ground_set(
-        problems.unit_rows(num_samples, 5, 0), 1, dtype=dtype, num_slice_rows=num_slice_rows, ranks=ranks
+        problems.unit_rows(num_samples, 5, 0), num_selected, dtype=dtype, num_slice_rows=num_slice_rows, ranks=ranks
     )
 
 
@@ -109,7 +109,7 @@ def test_what_is_cached_is_built_once():
 
 
 def test_a_part_that_is_the_whole_block_keeps_what_is_derived_from_it():
-    ground, rule = make(50), BudgetRule(0.1)
+    ground, rule = make(50, num_selected=5), BudgetRule(0.1)
     whole = part_of(ground, torch.arange(50), rule, helpers=RankGroup())
     assert whole.cached("derived", lambda: 1) == 1
     again = part_of(ground, torch.arange(50), rule, helpers=RankGroup())
