@@ -31,8 +31,9 @@ from datamask_pl.joint_objective import JointObjective
 
 RolloutEstimator = Literal["group_relative", "leave_one_out"]
 
-# A rank takes whole chunks of rollouts: products with the same shapes round the same on any number of ranks.
-ROLLOUTS_OF_CHUNK = 16
+# A rank takes whole chunks of rollouts: products with the same shapes round the same on any number of ranks. As many
+# ranks as there are chunks have something to do.
+MAX_ROLLOUTS_OF_CHUNK, LEAST_NUM_CHUNKS = 16, 8
 # Numbers of float64 of which a few arrays fit the second-level cache of a CPU's core.
 ELEMENTS_AT_ONCE = 2**17
 
@@ -189,7 +190,8 @@ class _Group:
     ) -> None:
         self._logits_M, self._ground, self._slopes_M, self._ranks = logits_M, ground, slopes_M, ranks
         self._num_rollouts, self._seed_of = num_rollouts, seed_of
-        chunks = list(torch.split(torch.arange(num_rollouts), ROLLOUTS_OF_CHUNK))
+        num_of_chunk = max(1, min(MAX_ROLLOUTS_OF_CHUNK, num_rollouts // LEAST_NUM_CHUNKS))
+        chunks = list(torch.split(torch.arange(num_rollouts), num_of_chunk))
         self._own: list[Any] = [(chunks[index], self._draw(chunks[index])) for index in ranks.share(len(chunks))]
 
     def _draw(self, rollouts: Tensor) -> plackett_luce.Draws:

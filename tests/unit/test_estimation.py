@@ -10,7 +10,7 @@ from problems import DIVERSITIES, ground_set, qualities, unit_rows
 from datamask_pl import estimation
 from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ObjectiveError
-from datamask_pl.estimation import ROLLOUTS_OF_CHUNK, multilinear_update, rollout_update
+from datamask_pl.estimation import MAX_ROLLOUTS_OF_CHUNK, multilinear_update, rollout_update
 from datamask_pl.functional.multilinear import inclusion_probabilities
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.joint_objective import JointObjective
@@ -77,7 +77,7 @@ class TestRollouts:
 
     @pytest.mark.parametrize("control_variate", [False, True])
     @pytest.mark.parametrize("estimator", ["leave_one_out", "group_relative"])
-    @pytest.mark.parametrize("num_rollouts", [2, ROLLOUTS_OF_CHUNK, 3 * ROLLOUTS_OF_CHUNK + 1])
+    @pytest.mark.parametrize("num_rollouts", [2, MAX_ROLLOUTS_OF_CHUNK, 9 * MAX_ROLLOUTS_OF_CHUNK + 1])
     @pytest.mark.parametrize("size", [2, 3, 5])
     def test_any_number_of_ranks_gives_the_same_bits(self, estimator, num_rollouts, size, control_variate):
         options = {"control_variate": control_variate, "num_rollouts": num_rollouts, "estimator": estimator}
