@@ -187,6 +187,7 @@ def table(results: dict[str, Result], *, has_similarities: bool) -> list[str]:
         for point in points[-1:] if name == PAPER else points:
             is_last = point is points[-1]
             cells = [f"{name}, {point['label']}" if point["label"] else name]
+            cells[0] += " (the default)" if name == "ours" and is_last else ""
             cells.append(("never" if reached is None else f"{reached:.2f}") if is_last else "")
             cells += [f"{point['f']:.6f}", f"{point['f'] - target:+.6f}"]
             for start in ("", "prepared_s") if has_similarities else ("",):
@@ -196,7 +197,7 @@ def table(results: dict[str, Result], *, has_similarities: bool) -> list[str]:
     longest = results.get(compiled(TABLES[-1]), {}).get("points")
     if longest and ours:
         lead = ours[-1]["f"] - longest[-1]["f"]
-        lines += ["", f"At its end f of ours is that of {compiled(TABLES[-1])} {lead:+.6f}."]
+        lines += ["", f"At its end ours has f {lead:+.6f} from that of {compiled(TABLES[-1])}."]
     return lines
 
 

@@ -33,7 +33,8 @@ def test_everyone_is_measured_and_a_page_and_a_picture_are_written(tmp_path):
     assert names[0] == "greedy"
     assert names[1].startswith("leverage scores")
     steps = [f"ours, {number} steps" for number in (4, 20, 8)]
-    assert names[-6:] == [name for bare in steps for name in (bare, f"{bare}, polished")]
+    expected = [name for bare in steps for name in (bare, f"{bare}, polished")]
+    assert names[-6:] == [*expected[:-1], f"{expected[-1]} (the default)"]
     results = json.loads((tmp_path / "docs/suite.json").read_text())["results"]["pairwise:0.05"]
     assert all(result["runs"] == 2 for result in results.values())
     points = results["ours"]["points"]
@@ -71,8 +72,8 @@ def test_the_table_says_when_greedys_f_is_reached_and_who_is_not_there(results):
     assert rows["greedy"][1] == "1.00"
     assert rows["early"][1] == "never"
     assert rows["ours, 4 steps"][1] == ""
-    assert rows["ours, 20 steps"][1] == "2.00"
-    assert rows["ours, 20 steps"][3] == "+0.100000"
+    assert rows["ours, 20 steps (the default)"][1] == "2.00"
+    assert rows["ours, 20 steps (the default)"][3] == "+0.100000"
 
 
 def test_ours_is_compared_when_a_competitor_ends_with_and_without_similarities(results):
@@ -84,7 +85,7 @@ def test_ours_is_compared_when_a_competitor_ends_with_and_without_similarities(r
     assert rows["early"][4:8] == ["0.50", "no mask yet", "0.00", "no mask yet"]
     # its lists took longer: without them it ends before the last mask of ours
     assert rows["compiled sparse greedy, 600 neighbours"][4:8] == ["2.50", "+0.050000", "1.00", "-0.100000"]
-    assert lines[-1] == "At its end f of ours is that of compiled sparse greedy, 600 neighbours +0.050000."
+    assert lines[-1] == "At its end ours has f +0.050000 from that of compiled sparse greedy, 600 neighbours."
 
 
 SLOW_COMPETITOR = """
