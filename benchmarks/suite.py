@@ -189,7 +189,7 @@ def table(results: dict[str, Result], *, has_similarities: bool) -> list[str]:
             cells = [f"{name}, {point['label']}" if point["label"] else name]
             cells[0] += " (the default)" if name == "ours" and is_last else ""
             cells.append(("never" if reached is None else f"{reached:.2f}") if is_last else "")
-            cells += [f"{point['f']:.6f}", f"{point['f'] - target:+.6f}"]
+            cells += [f"{point['f']:.6f}", _signed(point["f"] - target)]
             for start in ("", "prepared_s") if has_similarities else ("",):
                 cells += [f"{_spent(point, start):.2f}", "" if name == "ours" else _lead(ours, point, start)]
             cells += [f"{result['memory_bytes'] / 1e9:.2f} GB", str(result["runs"])] if is_last else ["", ""]
@@ -197,8 +197,12 @@ def table(results: dict[str, Result], *, has_similarities: bool) -> list[str]:
     longest = results.get(compiled(TABLES[-1]), {}).get("points")
     if longest and ours:
         lead = ours[-1]["f"] - longest[-1]["f"]
-        lines += ["", f"At its end ours has f {lead:+.6f} from that of {compiled(TABLES[-1])}."]
+        lines += ["", f"At its end ours has f {_signed(lead)} from that of {compiled(TABLES[-1])}."]
     return lines
+
+
+def _signed(difference: float) -> str:
+    return f"{round(difference, 6) + 0.0:+.6f}"  # not -0.000000
 
 
 def _spent(point: Result, start: str) -> float:
@@ -208,7 +212,7 @@ def _spent(point: Result, start: str) -> float:
 def _lead(ours: list[Result], point: Result, start: str) -> str:
     """By how much the best mask that ours had when another ended was above the other's."""
     values = [own["f"] for own in ours if _spent(own, start) <= _spent(point, start)]
-    return f"{max(values) - point['f']:+.6f}" if values else "no mask yet" if ours else ""
+    return _signed(max(values) - point["f"]) if values else "no mask yet" if ours else ""
 
 
 def describe_machine(args: argparse.Namespace) -> str:

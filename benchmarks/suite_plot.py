@@ -36,7 +36,9 @@ def plot(results: dict[str, dict[str, Any]], floors: dict[str, float], path: Pat
     for axis, (case, by_name) in zip(axes.flat, results.items(), strict=True):
         points = {name: result["points"] for name, result in by_name.items() if "points" in result}
         _panel(axis, case, _series(points), floors[case])
-    figure.savefig(path, dpi=120)
+    # the same points give the same file
+    with plt.rc_context({"svg.hashsalt": "suite"}):
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
 
@@ -101,9 +103,9 @@ def _number_steps(
             joined[-1][0].append(number)
         else:
             joined.append(([number], (x, y), place))
-    offset, anchor = ((0, 6), "bottom") if is_above else ((0, -6), "top")
+    offset, side, anchor = ((0, 6), "center", "bottom") if is_above else ((5, -3), "left", "top")
     for numbers, place, _ in joined:
         text = axis.annotate(
-            ", ".join(numbers), place, xytext=offset, textcoords="offset points", fontsize=8, ha="center", va=anchor
+            ", ".join(numbers), place, xytext=offset, textcoords="offset points", fontsize=8, ha=side, va=anchor
         )
         text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
