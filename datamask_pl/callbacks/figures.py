@@ -5,6 +5,7 @@ Shapes: N samples of a block.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -73,6 +74,8 @@ class RunFigures(Checkpoint):
         if result is not None:
             num_steps = cast(Learner, pl_module).num_steps
             self._guard(trainer, lambda writer: self._show_result(writer, trainer, result, num_steps))
+            # matplotlib leaves cycles that hold the frames above, and with them the block, until they are looked for
+            gc.collect()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the options of the run beside what its mask is worth."""
