@@ -71,9 +71,9 @@ class RunFigures(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Shows the mask of a block that is done."""
         result = cast(Learner, pl_module).result
-        if result is not None:
+        if result is not None and _is_shown(trainer, result.block.index):
             num_steps = cast(Learner, pl_module).num_steps
-            self._guard(trainer, lambda writer: self._show_result(writer, trainer, result, num_steps))
+            self._guard(trainer, lambda writer: self._show_result(writer, result, num_steps))
             # matplotlib leaves cycles that hold the frames above, and with them the block, until they are looked for
             gc.collect()
 
@@ -100,9 +100,7 @@ class RunFigures(Checkpoint):
             logits_N = learner.policy.logits.detach()[: batch.block.num_samples]
             add_histogram(writer, "policy/logits", logits_N, step=batch.block.index * learner.num_steps + 1)
 
-    def _show_result(self, writer: Any, trainer: Trainer, result: BlockResult, num_steps: int) -> None:  # noqa: ANN401
-        if not _is_shown(trainer, result.block.index):
-            return
+    def _show_result(self, writer: Any, result: BlockResult, num_steps: int) -> None:  # noqa: ANN401
         step = result.block.index * num_steps + result.num_steps
         add_histogram(writer, "policy/logits", result.logits_N, step=step)
         add_histogram(writer, "policy/inclusion_probability", result.probability_N, step=step, bounds=(0.0, 1.0))
