@@ -5,7 +5,7 @@ Shapes: M samples of the step, R rollouts of the group, C rollouts of a chunk, K
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -221,31 +221,41 @@ class _Group:
     def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean of advantage * score, mean of the linear part's gradient, squared noise of the first. Collective."""
         # a score is at most 1 + K, and 0 in sum with at most K above 0: see `plackett_luce.score`
-        k = self._ground.num_selected
+        k = self._max_drawn
         bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
         noise_bound = float(advantages_R.square().sum()) * 2 * k * (1 + k) or 1.0
         # apart until they are whole, for their sums are exact on grids of their own
         squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
         sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
         for chunk, draws in self._own:
-            for part in torch.split(torch.arange(len(chunk)), self._at_once()):
-                scores_CM = plackett_luce.score(self._logits_M, draws.draws_RK[part])
-                squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk[part]], bound=noise_bound)
-                sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk[part]], bound=bound)
-                if self._slopes_M is not None:
-                    sums[1] += linear_gradient_sum(
-                        self._logits_M,
-                        plackett_luce.masks_of(draws.draws_RK[part], self._ground.num_samples),
-                        draws.log_times_R[part],
-                        self._slopes_M,
-                        num_rollouts=self._num_rollouts,
-                    )
+            for rollouts, scores_CM, linear_sum_M in self._scores(chunk, draws):
+                squared_noise += squared_noise_sum(scores_CM, advantages_R[rollouts], bound=noise_bound)
+                sums[0] += weighted_score_sum(scores_CM, advantages_R[rollouts], bound=bound)
+                if linear_sum_M is not None:
+                    sums[1] += linear_sum_M
         score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
         return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
 
-    def _at_once(self) -> int:
-        """Rollouts whose scores are in a CPU's second-level cache together."""
-        return max(1, rows_at_once(ELEMENTS_AT_ONCE, self._logits_M.device) // self._logits_M.numel())
+    @property
+    def _max_drawn(self) -> int:
+        """The most samples that a rollout can draw."""
+        return self._ground.num_selected
+
+    def _scores(self, chunk: Tensor, draws: plackett_luce.Draws) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Some rollouts of a chunk at a time: their indices, their scores, and the sum of their linear gradients."""
+        # so many that their scores are in a CPU's second-level cache together
+        at_once = max(1, rows_at_once(ELEMENTS_AT_ONCE, self._logits_M.device) // self._logits_M.numel())
+        for part in torch.split(torch.arange(len(chunk)), at_once):
+            linear_sum_M = None
+            if self._slopes_M is not None:
+                linear_sum_M = linear_gradient_sum(
+                    self._logits_M,
+                    plackett_luce.masks_of(draws.draws_RK[part], self._ground.num_samples),
+                    draws.log_times_R[part],
+                    self._slopes_M,
+                    num_rollouts=self._num_rollouts,
+                )
+            yield chunk[part], plackett_luce.score(self._logits_M, draws.draws_RK[part]), linear_sum_M
 
 
 class _ConstrainedGroup(_Group):
@@ -264,25 +274,21 @@ class _ConstrainedGroup(_Group):
     def _masks(self, draws: list[constrained_draws.ConstrainedDraw]) -> Tensor:  # type: ignore[override]
         return torch.stack([drawn.mask_N for drawn in draws])
 
-    def gradient(self, advantages_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `_Group.gradient`; with costs there is no linear part's gradient."""
-        # as there, but that with costs any number may be drawn
-        k = self._ground.num_samples
-        bound = float(advantages_R.abs().sum()) * (1 + k) or 1.0
-        noise_bound = float(advantages_R.square().sum()) * 2 * k * (1 + k) or 1.0
-        squared_noise = torch.zeros(1, dtype=torch.float64, device=self._logits_M.device)
-        sums = torch.zeros(2, self._logits_M.numel(), dtype=torch.float64, device=self._logits_M.device)
-        for chunk, draws in self._own:
-            scores = [constrained_draws.score(self._logits_M, self._constraint, drawn) for drawn in draws]
-            scores_CM = torch.stack(scores)
-            squared_noise += squared_noise_sum(scores_CM, advantages_R[chunk], bound=noise_bound)
-            sums[0] += weighted_score_sum(scores_CM, advantages_R[chunk], bound=bound)
-            if self._slopes_M is not None and not self._constraint.has_costs:
-                sums[1] += constrained_draws.linear_gradient_sum(
-                    self._logits_M, self._constraint, draws, self._slopes_M, num_rollouts=self._num_rollouts
-                )
-        score_M, linear_M = self._ranks.sum_(sums).div_(self._num_rollouts)
-        return score_M, linear_M, self._ranks.sum_(squared_noise)[0] / self._num_rollouts**2
+    @property
+    def _max_drawn(self) -> int:
+        return self._ground.num_samples  # with costs any number
+
+    def _scores(  # type: ignore[override]
+        self, chunk: Tensor, draws: list[constrained_draws.ConstrainedDraw]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """See `_Group._scores`; with costs there is no linear part's gradient."""
+        linear_sum_M = None
+        if self._slopes_M is not None and not self._constraint.has_costs:
+            linear_sum_M = constrained_draws.linear_gradient_sum(
+                self._logits_M, self._constraint, draws, self._slopes_M, num_rollouts=self._num_rollouts
+            )
+        scores = [constrained_draws.score(self._logits_M, self._constraint, drawn) for drawn in draws]
+        yield chunk, torch.stack(scores), linear_sum_M
 
     @property
     def _constraint(self) -> Constraint:
