@@ -16,7 +16,7 @@ from datamask_pl import feature_sums
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
 from datamask_pl.functional.device import pack_bits
-from datamask_pl.functional.exact_sum import round_to_grid
+from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
 from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
@@ -293,18 +293,22 @@ class FacilityLocation(ClosedFormObjective):
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         """See `ClosedFormObjective.linearize`."""
         n, table = ground.num_samples, self._table(ground)
-        num_neighbors = table.neighbor_TV.shape[0]
         p_table_N = p_N.to(torch.float64 if table.similarity_TV.dtype == torch.float64 else torch.float32)
+        scale = grid_scale(2.0 * n)
         # one row of sums: the gradient, then the value and the bound on the truncation
         totals = torch.zeros(n + 2, dtype=torch.float64, device=ground.device)
         for chunk in table.chunks:
-            neighbors = table.neighbor_TV[:, chunk].reshape(-1)
-            p_TC = p_table_N.index_select(0, neighbors).view(num_neighbors, -1)
-            coverage = facility_location.expected_coverage(table.similarity_TV[:, chunk].to(p_TC.dtype), p_TC)
-            totals.index_add_(0, neighbors, round_to_grid(coverage.gain_TV, bound=2.0 * n).view(-1))
-            totals[n] += round_to_grid(coverage.value_V, bound=2.0 * n).sum()
-            totals[n + 1] += round_to_grid(coverage.left_out_V, bound=2.0 * n).sum()
-        ground.ranks.sum_(totals).div_(n)
+            matrices = self._buffers(ground, p_table_N.dtype).of_size(chunk.stop - chunk.start)
+            neighbors = matrices.neighbor_TV.copy_(table.neighbor_TV[:, chunk]).view(-1)
+            torch.index_select(p_table_N, 0, neighbors, out=matrices.p_TV.view(-1))
+            coverage = facility_location.expected_coverage(
+                table.similarity_TV[:, chunk], matrices.p_TV, scale=scale, matrices=matrices
+            )
+            gains = matrices.addend_TV.copy_(coverage.gain_TV.round_())
+            totals.index_add_(0, neighbors, gains.view(-1))
+            totals[n] += (coverage.value_V.double() * scale).round_().sum()
+            totals[n + 1] += coverage.left_out_V.double().round_().sum()
+        ground.ranks.sum_(totals).mul_(1 / scale).div_(n)
         diagnostics = {"truncation_bound": totals[n + 1]}
         if is_approximate(self.neighbors, n):
             diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64, device=ground.device)
@@ -321,6 +325,14 @@ class FacilityLocation(ClosedFormObjective):
         return ground.cached(
             key,
             lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
+        )
+
+    def _buffers(self, ground: GroundSet, dtype: torch.dtype) -> facility_location.WalkBuffers:
+        table = self._table(ground)
+        longest = max(chunk.stop - chunk.start for chunk in table.chunks)
+        return ground.cached(
+            ("walk_buffers", self._key(ground), dtype),
+            lambda: facility_location.WalkBuffers(len(table.neighbor_TV), longest, dtype=dtype, device=ground.device),
         )
 
     @staticmethod
