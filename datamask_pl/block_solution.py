@@ -12,8 +12,9 @@ from datamask_pl.block_state import BlockState
 from datamask_pl.data.types import BlockResult, Values, group_budgets_of
 from datamask_pl.functional import constrained_draws, plackett_luce
 from datamask_pl.functional.constrained_polish import polish_within
+from datamask_pl.functional.coverage_exchange import CandidateCoverage, polish_covered
 from datamask_pl.functional.device import give_back_memory
-from datamask_pl.functional.rounding import polish
+from datamask_pl.functional.rounding import MAX_ENUMERATED_SAMPLES, polish
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
@@ -103,8 +104,17 @@ def round_logits(
     best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
     if not is_polished:
         return best_N
-    if ground.constraint is not None:
-        return polish_within(best_N, ground.constraint, values=values, gains=gains, features=ground.centered)[0]
+    constraint = ground.constraint
+    if objective.has_coverage and ground.num_samples > MAX_ENUMERATED_SAMPLES:
+
+        def coverage(masked_N: Tensor, rows_P: Tensor) -> CandidateCoverage:
+            return objective.coverage(masked_N, rows_P, ground, scales)
+
+        best_N, _ = polish_covered(best_N, values=values, gains=gains, coverage=coverage, constraint=constraint)
+        if constraint is None or not constraint.has_costs:
+            return best_N
+    if constraint is not None:
+        return polish_within(best_N, constraint, values=values, gains=gains, features=ground.centered)[0]
 
     def interactions(rows: Tensor, others: Tensor) -> Tensor:
         return objective.interactions(rows, others, ground, scales)

@@ -200,6 +200,21 @@ class RankGroup:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
 
+    def concatenate(self, columns: Tensor) -> Tensor:
+        """Puts the columns of all ranks side by side, in rank order, on every rank.
+
+        Args:
+            columns: float64 (C, E), E different on each rank.
+        """
+        if self.size == 1:
+            return columns
+        num_columns = torch.zeros(self.size, dtype=torch.int64, device=columns.device)
+        num_columns[self.rank] = columns.shape[1]
+        ends = self.sum_(num_columns).cumsum(0).tolist()
+        whole = columns.new_zeros(columns.shape[0], ends[-1])
+        whole[:, ends[self.rank] - columns.shape[1] : ends[self.rank]] = columns
+        return self.sum_(whole)
+
     def complete_(self, tensor: Tensor, rows_of: list[range]) -> Tensor:
         """Gives every rank the rows that the others have filled in, in place, and returns the tensor.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.errors import ConfigError, ObjectiveError
+from datamask_pl.functional.coverage_exchange import CandidateCoverage
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.objectives import (
     DiSF,
@@ -106,6 +107,12 @@ class JointObjective:
     def has_interactions(self) -> bool:
         """True if every term that counts has interactions."""
         return all(term.objective.has_interactions for term in self.terms if term.weight > 0)
+
+    @property
+    def has_coverage(self) -> bool:
+        """True if one term that counts gives what candidates cover, and no other but quality counts."""
+        others = [term for term in self.terms if term.weight > 0 and not isinstance(term.objective, Quality)]
+        return len(others) == 1 and others[0].objective.has_coverage
 
     def without_expectation(self) -> list[str]:
         """Names of the terms that can only be trained by the rollout estimators."""
@@ -206,6 +213,27 @@ class JointObjective:
             if factor != 0.0:
                 total_CO = torch.add(total_CO, term.objective.interactions(rows, others, ground), alpha=factor)
         return total_CO.masked_fill(rows[:, None] == others, 0.0)
+
+    def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet, scales: Tensor) -> CandidateCoverage:
+        """What some candidates cover, in units of the joint objective. Collective over `ground.ranks`.
+
+        Args:
+            mask_N: bool (N,).
+            rows_P: int64 (P,), the candidates.
+            ground: the samples.
+            scales: float64 (number of terms,), by which the terms are divided.
+        """
+        entries = [torch.zeros(0, dtype=torch.int64)] * 2 + [torch.zeros(0, dtype=torch.float64)]
+        alone_P = torch.zeros(rows_P.numel(), dtype=torch.float64, device=rows_P.device)
+        for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
+            if factor == 0.0:
+                continue
+            if term.objective.has_coverage:
+                *entries, worth_E = term.objective.coverage(mask_N, rows_P, ground)
+                entries.append(worth_E * factor)
+            else:
+                alone_P += _linearize(term.objective, mask_N.double(), ground).gradient_N[rows_P] * factor
+        return CandidateCoverage(*(values.cpu().numpy() for values in (*entries, alone_P)))
 
     def _factors(self, scales: Tensor) -> Tensor:
         weights = torch.tensor([term.weight for term in self.terms], dtype=torch.float64, device=scales.device)

@@ -101,6 +101,29 @@ class Objective(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no interactions that are the same in every mask")
 
+    @property
+    def has_coverage(self) -> bool:
+        """True if the class gives `coverage`."""
+        return type(self).coverage is not Objective.coverage
+
+    def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet) -> tuple[Tensor, Tensor, Tensor]:
+        """What some candidates cover, where the value is the sum over samples of what their nearest kept one is worth.
+
+        Optional, beside `expectation`: with it exchanges after the last step find more in less time. Collective.
+
+        Args:
+            mask_N: bool (N,).
+            rows_P: int64 (P,), the candidates, kept or not.
+            ground: the samples.
+
+        Returns:
+            sample_E: int64 (E,), samples that would be worth more by one of the candidates than they are by kept ones
+                that are no candidates; those of one sample are next to each other.
+            candidate_E: int64 (E,), the index of the candidate.
+            worth_E: float64 (E,), how much more, positive, and not increasing for one sample.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no coverage")
+
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """What `linearize` leaves out where the size of a mask is free: the derivative by `ground.num_selected`.
 

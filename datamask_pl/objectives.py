@@ -36,7 +36,7 @@ __all__ = [
 DiversityName = Literal["facility_location", "pairwise", "disf"]
 
 # Bounds on the default length of a neighbour list.
-MIN_NEIGHBORS, MAX_NEIGHBORS = 16, 512
+MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
 # Ground sets up to this many samples keep their squared Gram matrix for DiSF: 64 MiB.
 MAX_GRAM_SAMPLES = 4096
 
@@ -236,7 +236,7 @@ class FacilityLocation(ClosedFormObjective):
     mask by the same lists, and `recall` is logged.
 
     Args:
-        num_neighbors: length of each sample's list, itself included; by default 6 / select_ratio, from 16 to 512, so
+        num_neighbors: length of each sample's list, itself included; by default 6 / select_ratio, from 60 to 512, so
             that with random inclusion a list without a kept sample is rarer than 1 in 400.
         neighbors: how the lists are found. `exact`: all pairs. `approximate`: among the samples of near clusters.
             `auto`: exact for up to 200,000 samples.
@@ -313,6 +313,23 @@ class FacilityLocation(ClosedFormObjective):
         if is_approximate(self.neighbors, n):
             diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64, device=ground.device)
         return Expectation(totals[n], totals[:n], diagnostics)
+
+    def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Objective.coverage`."""
+        table = self._table(ground)
+        candidate_N = torch.where(mask_N, facility_location.OTHER_KEPT, facility_location.OTHER).int()
+        candidate_N[rows_P] = torch.arange(rows_P.numel(), dtype=torch.int32, device=rows_P.device)
+        parts = []
+        for chunk in table.chunks:
+            neighbor_TC = table.neighbor_TV[:, chunk]
+            candidate_TC = candidate_N.index_select(0, neighbor_TC.reshape(-1)).view(neighbor_TC.shape)
+            sample_E, candidate_E, more_E = facility_location.candidate_entries(
+                table.similarity_TV[:, chunk], candidate_TC
+            )
+            parts.append(torch.stack([table.rows_V[chunk][sample_E].double(), candidate_E.double(), more_E]))
+        own = torch.cat(parts, dim=1) if parts else torch.zeros(3, 0, dtype=torch.float64, device=ground.device)
+        sample_E, candidate_E, more_E = ground.ranks.concatenate(own)
+        return sample_E.long(), candidate_E.long(), more_E / ground.num_samples
 
     def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
         wanted = self.num_neighbors or min(

@@ -49,7 +49,12 @@ def polish_within(
         return _better(mask_N, best_value, _all_allowed(constraint), values)
     for _ in range(max_rounds):
         gain_N = gains(mask_N)
-        added, removed = _candidates(mask_N, constraint, gain_N, features)
+        added, removed = candidates(mask_N, constraint, gain_N, rounding.NUM_CANDIDATES)
+        if features is not None:
+            added, removed = (
+                rounding.spread_out(added, features(added)),
+                rounding.spread_out(removed, features(removed)),
+            )
         pairs = match(added, removed, constraint, gain_N=gain_N, room_G=constraint.room_left(mask_N))
         trials_RN = _completed(_joint(mask_N, pairs), constraint, gain_N)
         before = best_value
@@ -79,8 +84,8 @@ def match(added: Tensor, removed: Tensor, constraint: Constraint, *, gain_N: Ten
         int64 (number of pairs, 2), of the largest promise first as far as the order of choosing allows.
     """
     added = added[: rounding.NUM_CANDIDATES]
-    group_A, cost_A, gain_A = _of(added, constraint, gain_N)
-    group_B, cost_B, gain_B = _of(removed, constraint, gain_N)
+    (group_A, cost_A), gain_A = groups_and_costs(added, constraint), gain_N[added].cpu().numpy()
+    (group_B, cost_B), gain_B = groups_and_costs(removed, constraint), gain_N[removed].cpu().numpy()
     left_G = room_G.cpu().numpy().copy()
     is_there_B = np.ones(len(gain_B), dtype=bool)
     pairs = []
@@ -95,27 +100,20 @@ def match(added: Tensor, removed: Tensor, constraint: Constraint, *, gain_N: Ten
     return torch.stack([added[rows[:, 0]], removed[rows[:, 1]]], dim=1)
 
 
-def _of(
-    rows: Tensor, constraint: Constraint, gain_N: Tensor
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Group, cost and gain of some rows, on the host."""
+def groups_and_costs(rows: Tensor, constraint: Constraint) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Group and cost of some rows, on the host."""
     cost_N = constraint.holdings.cost_N
     cost = torch.ones(rows.numel(), dtype=torch.float64) if cost_N is None else cost_N[rows].cpu()
-    return constraint.holdings.group_N[rows].cpu().numpy(), cost.numpy(), gain_N[rows].cpu().numpy()
+    return constraint.holdings.group_N[rows].cpu().numpy(), cost.numpy()
 
 
-def _candidates(
-    mask_N: Tensor, constraint: Constraint, gain_N: Tensor, features: Callable[[Tensor], Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    """Free samples to take in, best first, and to let go, worst first; of similar ones the first alone."""
+def candidates(mask_N: Tensor, constraint: Constraint, gain_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """Free samples to take in, best first, and to let go, worst first: both int64, at most so many."""
     is_free_N = constraint.holdings.fate_N == FREE
     outside, inside = (~mask_N & is_free_N).nonzero().squeeze(1), (mask_N & is_free_N).nonzero().squeeze(1)
     added = outside[_relative(outside, constraint, gain_N).argsort(descending=True, stable=True)]
     removed = inside[_relative(inside, constraint, gain_N).argsort(stable=True)]
-    added, removed = added[: rounding.NUM_CANDIDATES], removed[: rounding.NUM_CANDIDATES]
-    if features is not None:
-        added, removed = rounding.spread_out(added, features(added)), rounding.spread_out(removed, features(removed))
-    return added, removed
+    return added[:num_candidates], removed[:num_candidates]
 
 
 def _relative(rows: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
@@ -150,10 +148,9 @@ def _completed(trials_RN: Tensor, constraint: Constraint, gain_N: Tensor) -> Ten
 
 def _singles(mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
     """Masks with one exchange each between the first few of either side, as far as they are allowed: bool (R, N)."""
-    added, removed = _candidates(mask_N, constraint, gain_N, None)
-    added, removed = added[: rounding.NUM_SINGLES], removed[: rounding.NUM_SINGLES]
-    group_A, cost_A, _ = _of(added, constraint, gain_N)
-    group_B, cost_B, _ = _of(removed, constraint, gain_N)
+    added, removed = candidates(mask_N, constraint, gain_N, rounding.NUM_SINGLES)
+    group_A, cost_A = groups_and_costs(added, constraint)
+    group_B, cost_B = groups_and_costs(removed, constraint)
     left_G = constraint.room_left(mask_N).cpu().numpy()
     is_allowed_AB = group_A[:, None] == group_B[None, :]
     is_allowed_AB &= cost_B[None, :] + left_G[group_B][None, :] >= cost_A[:, None]

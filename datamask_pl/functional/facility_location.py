@@ -185,6 +185,31 @@ def nearest_kept_similarity(
     return nearest_RV.T, height_VR == 0
 
 
+# What a row is to `candidate_entries`, where it is no candidate.
+OTHER_KEPT, OTHER = -1, -2
+
+
+def candidate_entries(similarity_TV: Tensor, candidate_TV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where candidates are more similar to a sample than all kept samples that are no candidates.
+
+    Args:
+        similarity_TV: float (T, V), not increasing along T.
+        candidate_TV: int32 (T, V), which candidate each neighbour is, or OTHER_KEPT, or OTHER.
+
+    Returns:
+        sample_E: int64 (E,), not decreasing.
+        candidate_E: int64 (E,), the nearest first for each sample.
+        more_E: float64 (E,), by how much it is more similar, positive; in all where no other is kept.
+    """
+    is_other_TV = candidate_TV == OTHER_KEPT
+    has_other_V, first_V = is_other_TV.byte().max(0)
+    other_V = similarity_TV.gather(0, first_V[None])[0].masked_fill_(has_other_V == 0, 0.0)
+    is_entry_TV = (candidate_TV >= 0) & (similarity_TV > other_V)
+    sample_E, place_E = is_entry_TV.T.nonzero(as_tuple=True)
+    more_E = similarity_TV[place_E, sample_E].double() - other_V[sample_E].double()
+    return sample_E, candidate_TV[place_E, sample_E].long(), more_E
+
+
 def highest_similarity(queries_VD: Tensor, kept_KD: Tensor) -> Tensor:
     """max(0, highest cosine to a kept sample) by brute force, 2 V K D flops: float32 (V,)."""
     best_V = queries_VD.new_zeros(queries_VD.shape[0])

@@ -96,7 +96,7 @@ def polish(
         if bool(mask_N.all()):
             break
         gain_N = gains(mask_N)
-        added, removed = _candidates(mask_N, gain_N, NUM_CANDIDATES)
+        added, removed = candidates(mask_N, gain_N, NUM_CANDIDATES)
         singles_RN = _single_swaps(mask_N, added[:NUM_SINGLES], removed[:NUM_SINGLES])
         if features is not None:
             added, removed = spread_out(added, features(added)), spread_out(removed, features(removed))
@@ -137,7 +137,7 @@ def first_largest(values_N: Tensor, count: int) -> Tensor:
     return candidates[values_N[candidates].argsort(descending=True, stable=True)[:count]]
 
 
-def _candidates(mask_N: Tensor, gain_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+def candidates(mask_N: Tensor, gain_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Left-out samples of largest gain, and kept ones of smallest, both int64, best first, ties by row order."""
     outside, inside = (~mask_N).nonzero().squeeze(1), mask_N.nonzero().squeeze(1)
     added = outside[first_largest(gain_N[outside], num_candidates)]
@@ -157,7 +157,7 @@ def _polish_known(
         if bool(mask_N.all()):
             break
         gain_N = gains(mask_N)
-        rows_P = torch.cat(_candidates(mask_N, gain_N, NUM_POOLED))
+        rows_P = torch.cat(candidates(mask_N, gain_N, NUM_POOLED))
         trial_N = mask_N.clone()
         trial_N[rows_P] = _exchange_pooled(mask_N[rows_P], gain_N[rows_P], rows_P, interactions)
         if torch.equal(trial_N, mask_N):
@@ -181,7 +181,7 @@ def _exchange_pooled(
     most_moved = 0
     num_candidates = max(NUM_KNOWN_CANDIDATES // 2, 1)
     for _ in range(MAX_POOL_ROUNDS):
-        chosen = torch.cat(_candidates(is_kept_P, gain_P, num_candidates))
+        chosen = torch.cat(candidates(is_kept_P, gain_P, num_candidates))
         before_C = is_kept_P[chosen].cpu().numpy()
         interaction_CC = interactions(rows_P[chosen], rows_P[chosen]).cpu().numpy()
         is_moved_C = before_C != exchange(before_C, gain_P[chosen].cpu().numpy(), interaction_CC)

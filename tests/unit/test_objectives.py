@@ -34,6 +34,39 @@ def degenerate_rows(name):
     }[name]
 
 
+# ---- coverage --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_coverage_of_candidates_gives_the_value_of_every_choice_among_them(num_ranks):
+    """The same entries in the same order on any number of ranks."""
+    features_ND = unit_rows(40, 4, 0)
+    value = set_function("facility_location", features_ND, 10)
+    objective, rows_P = FacilityLocation(num_neighbors=40), torch.tensor([7, 2, 30, 0, 39, 21])
+    mask_N = random_masks(1, 40, 10, 1)[0]
+
+    def entries(ranks):
+        ground = ground_set(features_ND, 10, num_slice_rows=7, ranks=ranks)
+        return objective.coverage(torch.tensor(mask_N), rows_P, ground)
+
+    for sample_E, candidate_E, worth_E in on_ranks(num_ranks, entries):
+        assert (sample_E.diff() >= 0).all()
+        assert (worth_E > 0).all()
+        without_N = mask_N.copy()
+        without_N[rows_P] = False
+        for choice_P in random_masks(4, 6, 3, 2):
+            chosen_N = without_N.copy()
+            chosen_N[rows_P[choice_P]] = True
+            best_N = np.zeros(40)
+            for sample, candidate, worth in zip(sample_E, candidate_E, worth_E, strict=True):
+                best_N[sample] = max(best_N[sample], float(worth) * choice_P[candidate])
+            assert value(chosen_N) == pytest.approx(value(without_N) + best_N.sum(), abs=1e-9)
+    ours, others = on_ranks(1, entries)[0], on_ranks(num_ranks, entries)
+    assert all(
+        torch.equal(one, other) for other_entries in others for one, other in zip(ours, other_entries, strict=True)
+    )
+
+
 # ---- interactions ----------------------------------------------------------------------------------------------------
 
 
@@ -47,6 +80,11 @@ def test_interactions_are_second_differences_of_the_value(kind, num_selected):
     assert Quality().has_interactions
     assert not FacilityLocation().has_interactions
     assert not DiSF(standardize=True).has_interactions
+    assert [DIVERSITIES[name].has_coverage for name in ("facility_location", "pairwise", "disf")] == [
+        True,
+        False,
+        False,
+    ]
     rows, others = [7, 2, 3, 0], [5, 2, 8]
     interaction_CO = DIVERSITIES[kind].interactions(torch.tensor(rows), torch.tensor(others), ground)
     for mask_N in random_masks(3, 9, 3, 1):
@@ -376,7 +414,7 @@ def test_the_default_list_is_six_over_the_ratio_within_limits():
         ground = ground_set(np.ones((num_samples, 1)), num_selected)
         return FacilityLocation()._key(ground)[1]
 
-    assert [length(1000, 100), length(1000, 900), length(5, 1), length(5000, 1)] == [60, 16, 5, 512]
+    assert [length(1000, 100), length(1000, 900), length(5, 1), length(5000, 1)] == [60, 60, 5, 512]
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------

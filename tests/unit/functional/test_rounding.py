@@ -208,7 +208,7 @@ def test_the_gains_of_the_pool_follow_what_is_exchanged(monkeypatch, kind, num_p
         solver, oracle = random_solver(kind, seed, num_samples=40)
         num_selected = solver.ground.num_selected
         start_N = torch.tensor(problems.random_masks(1, 40, num_selected, seed)[0])
-        pool = torch.cat(rounding._candidates(start_N, solver.gains(start_N), num_pooled))
+        pool = torch.cat(rounding.candidates(start_N, solver.gains(start_N), num_pooled))
         mask_N, value = polish(
             start_N, values=solver.values, gains=solver.gains, interactions=solver.interactions, max_rounds=1
         )
