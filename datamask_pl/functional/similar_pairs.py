@@ -102,5 +102,5 @@ class SimilarPairs:
 
     def _products(self, left_PD: Tensor, right_CD: Tensor) -> Tensor:
         if self.is_quick:
-            return multiply_bfloat16(left_PD.bfloat16(), right_CD.bfloat16())
+            return multiply_bfloat16(left_PD, right_CD)
         return left_PD @ right_CD.T
