@@ -110,11 +110,3 @@ def nearest_kept_similarity(
     none_1V = similarity_TV.new_zeros(1, num_samples)
     nearest_RV = torch.cat([similarity_TV, none_1V]).to(dtype).gather(0, num_neighbors - height_VR.T.long())
     return nearest_RV.T, height_VR == 0
-
-
-def highest_similarity(queries_VD: Tensor, kept_KD: Tensor) -> Tensor:
-    """max(0, highest cosine to a kept sample) by brute force, 2 V K D flops: float32 (V,)."""
-    best_V = queries_VD.new_zeros(queries_VD.shape[0])
-    for start in range(0, kept_KD.shape[0], LIST_ROWS):
-        best_V = torch.maximum(best_V, (queries_VD @ kept_KD[start : start + LIST_ROWS].T).amax(1))
-    return best_V

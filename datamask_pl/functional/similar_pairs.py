@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from datamask_pl.functional.device import (
+    highest_above_zero,
     kth_largest,
     multiplies_bfloat16,
     multiply_bfloat16,
     pair_products,
+    positions,
     positions_from,
 )
 
@@ -70,9 +72,7 @@ class SimilarPairs:
             others: unit rows (C, D), in parts, at least `rank` in all.
             rank: from 1.
         """
-        best_P = kth_largest(torch.cat([self._products(own_PD, other) for other in others], dim=1), rank).float()
-        # of bfloat16, a result is rounded too
-        return best_P - self.slack - best_P.abs() * 2.0**-8 if self.is_quick else best_P - self.slack
+        return self._below(kth_largest(torch.cat([self._products(own_PD, other) for other in others], dim=1), rank))
 
     def at_least(
         self, left_PD: Tensor, right_CD: Tensor, bound_P: Tensor | None, bound_C: Tensor | None
@@ -91,6 +91,41 @@ class SimilarPairs:
             similarity_E: float32.
         """
         products = self._products(left_PD, right_CD)
+        row_E, column_E, similarity_E = self._at_least(products, left_PD, right_CD, bound_P, bound_C)
+        return row_E, column_E, similarity_E.float()
+
+    def highest(self, own_PD: Tensor, others: Iterable[Tensor]) -> Tensor:
+        """max(0, highest similarity to the others) of each row, whose bits depend on nothing but them: (P,).
+
+        Args:
+            own_PD: unit rows.
+            others: unit rows (C, D), in parts.
+
+        Returns:
+            Of the rows' type.
+        """
+        best_P = own_PD.new_zeros(len(own_PD))
+        for other_CD in others:
+            products = self._products(own_PD, other_CD)
+            top_P = highest_above_zero(products)
+            low_P = torch.maximum(best_P.float(), self._below(top_P))
+            # the highest of most rows is in a part that was seen before
+            rows = positions(top_P >= (low_P - self.slack).to(top_P.dtype))
+            own_SD = own_PD[rows]
+            row_E, _, similarity_E = self._at_least(products[rows], own_SD, other_CD, low_P[rows], None)
+            best_P.scatter_reduce_(0, rows[row_E], similarity_E, "amax")
+        return best_P
+
+    def _below(self, quick_P: Tensor) -> Tensor:
+        """Lower bounds on similarities whose quick products these are: float32 (P,)."""
+        quick_P = quick_P.float()
+        # of bfloat16, a result is rounded too
+        return quick_P - self.slack - quick_P.abs() * 2.0**-8 if self.is_quick else quick_P - self.slack
+
+    def _at_least(
+        self, products: Tensor, left_PD: Tensor, right_CD: Tensor, bound_P: Tensor | None, bound_C: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `at_least`; similarities in the rows' type."""
         # rounding keeps order: a product that was not below the bound is not below the rounded bound
         low_P, low_C = (
             None if bound is None else (bound - self.slack).to(products.dtype) for bound in (bound_P, bound_C)
@@ -98,7 +133,7 @@ class SimilarPairs:
         position_E = positions_from(products, low_P, low_C)
         row_E = position_E.div(products.shape[1], rounding_mode="floor")
         column_E = position_E - row_E * products.shape[1]
-        return row_E, column_E, pair_products(left_PD, right_CD, row_E, column_E).float()
+        return row_E, column_E, pair_products(left_PD, right_CD, row_E, column_E)
 
     def _products(self, left_PD: Tensor, right_CD: Tensor) -> Tensor:
         if self.is_quick:
