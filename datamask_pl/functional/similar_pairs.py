@@ -28,6 +28,9 @@ from datamask_pl.functional.device import (
 Rows = slice | Tensor
 Features = Callable[[Rows], Tensor]
 
+# Where quick products leave more pairs of a row with its highest, products of the rows' own type are quicker.
+MAX_PAIRS = 128
+
 
 @dataclass(frozen=True)
 class SimilarPairs:
@@ -53,7 +56,7 @@ class SimilarPairs:
             parts: all samples, in parts.
         """
         empty = features(slice(0, 0))
-        slack = empty.shape[1] * 2.0**-22
+        slack = _slack_of_sums(empty)
         if empty.dtype != torch.float32 or not multiplies_bfloat16(empty.device):
             return cls(slack, is_quick=False)
         error = empty.new_zeros(())
@@ -91,8 +94,12 @@ class SimilarPairs:
             similarity_E: float32.
         """
         products = self._products(left_PD, right_CD)
-        row_E, column_E, similarity_E = self._at_least(products, left_PD, right_CD, bound_P, bound_C)
-        return row_E, column_E, similarity_E.float()
+        # rounding keeps order: a product that was not below the bound is not below the rounded bound
+        low_P, low_C = (
+            None if bound is None else (bound - self.slack).to(products.dtype) for bound in (bound_P, bound_C)
+        )
+        row_E, column_E = _places(positions_from(products, low_P, low_C), len(right_CD))
+        return row_E, column_E, pair_products(left_PD, right_CD, row_E, column_E).float()
 
     def highest(self, own_PD: Tensor, others: Iterable[Tensor]) -> Tensor:
         """max(0, highest similarity to the others) of each row, whose bits depend on nothing but them: (P,).
@@ -104,17 +111,24 @@ class SimilarPairs:
         Returns:
             Of the rows' type.
         """
-        best_P = own_PD.new_zeros(len(own_PD))
+        best_P, pairs = own_PD.new_zeros(len(own_PD)), self
         for other_CD in others:
-            products = self._products(own_PD, other_CD)
-            top_P = highest_above_zero(products)
-            low_P = torch.maximum(best_P.float(), self._below(top_P))
-            # the highest of most rows is in a part that was seen before
-            rows = positions(top_P >= (low_P - self.slack).to(top_P.dtype))
-            own_SD = own_PD[rows]
-            row_E, _, similarity_E = self._at_least(products[rows], own_SD, other_CD, low_P[rows], None)
-            best_P.scatter_reduce_(0, rows[row_E], similarity_E, "amax")
+            pairs = pairs._raise(best_P, own_PD, other_CD)
         return best_P
+
+    def _raise(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
+        """Raises `best_P` to the similarities that are above it; returns what to go on with."""
+        products = self._products(own_PD, other_CD)
+        top_P = highest_above_zero(products)
+        low_P = torch.maximum(best_P.float(), self._below(top_P)) - self.slack
+        # the highest of most rows is in a part that was seen before
+        rows = positions(top_P >= low_P.to(top_P.dtype))
+        position_E = positions_from(products[rows], low_P[rows].to(products.dtype), None)
+        if self.is_quick and len(position_E) > MAX_PAIRS * len(rows):
+            return SimilarPairs(_slack_of_sums(own_PD), is_quick=False)._raise(best_P, own_PD, other_CD)
+        row_E, column_E = _places(position_E, len(other_CD))
+        best_P.scatter_reduce_(0, rows[row_E], pair_products(own_PD[rows], other_CD, row_E, column_E), "amax")
+        return self
 
     def _below(self, quick_P: Tensor) -> Tensor:
         """Lower bounds on similarities whose quick products these are: float32 (P,)."""
@@ -122,20 +136,18 @@ class SimilarPairs:
         # of bfloat16, a result is rounded too
         return quick_P - self.slack - quick_P.abs() * 2.0**-8 if self.is_quick else quick_P - self.slack
 
-    def _at_least(
-        self, products: Tensor, left_PD: Tensor, right_CD: Tensor, bound_P: Tensor | None, bound_C: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `at_least`; similarities in the rows' type."""
-        # rounding keeps order: a product that was not below the bound is not below the rounded bound
-        low_P, low_C = (
-            None if bound is None else (bound - self.slack).to(products.dtype) for bound in (bound_P, bound_C)
-        )
-        position_E = positions_from(products, low_P, low_C)
-        row_E = position_E.div(products.shape[1], rounding_mode="floor")
-        column_E = position_E - row_E * products.shape[1]
-        return row_E, column_E, pair_products(left_PD, right_CD, row_E, column_E)
-
     def _products(self, left_PD: Tensor, right_CD: Tensor) -> Tensor:
         if self.is_quick:
             return multiply_bfloat16(left_PD, right_CD)
         return left_PD @ right_CD.T
+
+
+def _slack_of_sums(rows_PD: Tensor) -> float:
+    """Of products that are not of bfloat16."""
+    return rows_PD.shape[1] * 2.0**-22
+
+
+def _places(position_E: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of positions in a matrix."""
+    row_E = position_E.div(num_columns, rounding_mode="floor")
+    return row_E, position_E - row_E * num_columns

@@ -85,7 +85,7 @@ def test_the_highest_is_that_of_all_pairs_in_the_bits_of_a_pair(monkeypatch, kin
     own_PD, other_CD = rows_ND[:90], rows_ND[90:]
     row_E, column_E = torch.ones(90, 210).nonzero().T
     expected_P = pair_products(own_PD, other_CD, row_E, column_E).view(90, 210).amax(1).clamp(min=0.0)
-    for num_rows in (1, 7, 64, 210):
+    for num_rows in (1, 7, 64, 150, 210):
         assert torch.equal(pairs.highest(own_PD, other_CD.split(num_rows)), expected_P)
         assert torch.equal(pairs.highest(own_PD[5:8], other_CD.flip(0).split(num_rows)), expected_P[5:8])
 
