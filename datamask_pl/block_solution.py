@@ -156,6 +156,7 @@ def solve(
         seed: of the random mask.
     """
     ground, scales = state.ground, state.scales
+    give_back_memory()
     mask_N = round_logits(
         logits_N,
         objective=objective,
@@ -168,6 +169,8 @@ def solve(
     masks_RN = torch.stack([mask_N, random_N, ground.top_k(ground.quality_N)])
     mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
     names = [term.name for term in objective.terms]
+    # what is written and drawn of the block comes on top of it
+    give_back_memory()
     return BlockResult(
         block=state.block,
         num_selected=int(mask_N.sum()),

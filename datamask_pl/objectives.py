@@ -5,7 +5,7 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from datamask_pl import feature_sums
+from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
-from datamask_pl.functional.device import pack_bits
+from datamask_pl.functional.device import one_thread_each, pack_bits, rows_at_once
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
+from datamask_pl.functional.neighbors import PANEL_ROWS, rows_of
 from datamask_pl.functional.quality import quality_value, weigh_masks
+from datamask_pl.functional.similar_pairs import SimilarPairs
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
 from datamask_pl.objective import ClosedFormObjective, Expectation, Objective
@@ -39,6 +42,8 @@ DiversityName = Literal["facility_location", "pairwise", "disf"]
 MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
 # Ground sets up to this many samples keep their squared Gram matrix for DiSF: 64 MiB.
 MAX_GRAM_SAMPLES = 4096
+# Samples whose nearest kept one is searched for by one thread at a time.
+OPEN_ROWS = 1024
 
 
 class Quality(ClosedFormObjective):
@@ -283,11 +288,10 @@ class FacilityLocation(ClosedFormObjective):
             total_R += round_to_grid(nearest_CR, bound=2.0 * n).sum(0)
             for index in is_open_CR.any(0).nonzero().squeeze(1).tolist():
                 open_rows[index].append(table.rows_V[chunk][is_open_CR[:, index]])
-        for index, parts in enumerate(open_rows):
-            if not parts:
-                continue
-            for nearest_C in self._nearest_kept(parts, masks_RN[index], ground):
-                total_R[index] += round_to_grid(nearest_C, bound=2.0 * n).sum()
+        if is_open := [index for index, parts in enumerate(open_rows) if parts]:
+            nearest = self._nearest_kept([torch.cat(open_rows[index]) for index in is_open], masks_RN[is_open], ground)
+            for index, nearest_V in zip(is_open, nearest, strict=True):
+                total_R[index] += round_to_grid(nearest_V, bound=2.0 * n).sum()
         return ground.ranks.sum_(total_R) / n
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
@@ -353,21 +357,32 @@ class FacilityLocation(ClosedFormObjective):
         )
 
     @staticmethod
-    def _nearest_kept(parts: list[Tensor], mask_N: Tensor, ground: GroundSet) -> list[Tensor]:
-        """Similarity to the nearest kept sample, by brute force, of some rows in parts: float (C,) each."""
-        best = [ground.features(rows[:0]).new_zeros(len(rows)) for rows in parts]
-        for kept in torch.split(mask_N.nonzero().squeeze(1), facility_location.LIST_ROWS):
-            kept_KD = ground.features(kept)
-            for best_C, rows in zip(best, parts, strict=True):
-                nearest_C = facility_location.highest_similarity(ground.features(rows), kept_KD)
-                torch.maximum(best_C, nearest_C, out=best_C)
-        return best
+    def _nearest_kept(rows: Sequence[slice | Tensor], masks_RN: Tensor, ground: GroundSet) -> list[Tensor]:
+        """Similarity of some rows to the nearest kept sample of each mask, by brute force: float (V,) for each mask.
 
-    @staticmethod
-    def _brute_force(mask_N: Tensor, ground: GroundSet) -> Tensor:
-        kept_KD = ground.features(mask_N)
+        2 V K D operations a mask, most of them quick; bits do not depend on what else is asked for.
+        """
+        pairs: SimilarPairs = ground.cached(
+            "similar_pairs", lambda: SimilarPairs.among(ground.features, list(ground.slices_of(RankGroup())))
+        )
+        num_rows, num_kept = (rows_at_once(count, ground.device) for count in (OPEN_ROWS, PANEL_ROWS))
+
+        def nearest(rows_P: Tensor, kept_K: Tensor) -> Tensor:
+            kept = (ground.features(kept_P) for kept_P in torch.split(kept_K, num_kept))
+            return pairs.highest(ground.features(rows_P), kept)
+
+        with one_thread_each(ground.device) as start:
+            waiting = []
+            for rows_V, mask_N in zip(rows, masks_RN, strict=True):
+                kept_K = mask_N.nonzero().squeeze(1)
+                parts = torch.split(rows_of(rows_V, ground.device), num_rows)
+                waiting.append([start(nearest, part_P, kept_K) for part_P in parts])
+            return [torch.cat([wait() for wait in of_mask]) for of_mask in waiting]
+
+    @classmethod
+    def _brute_force(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:
         total = ground.sum_over_slices(
-            lambda rows: facility_location.highest_similarity(ground.features(rows), kept_KD).double().sum(),
+            lambda rows: cls._nearest_kept([rows], mask_N[None], ground)[0].double().sum(),
             bound=2.0 * ground.num_samples,
         )
         return total / ground.num_samples

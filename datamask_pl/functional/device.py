@@ -22,6 +22,8 @@ MAX_RESIDENT_SHARE = 0.5
 GPU_FACTOR = 4
 # Pairs that a GPU multiplies at a time: a sum of another shape may add in another order.
 GPU_PAIRS = 2**16
+# Rows of bfloat16 matrices on a CPU are filled up to a multiple of this.
+BFLOAT16_ROWS = 128
 
 with warnings.catch_warnings():
     # torch says once in a process that sparse tensors are a beta
@@ -161,17 +163,30 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def multiply_bfloat16(left_PD: Tensor, right_CD: Tensor) -> Tensor:
-    """Products of bfloat16 rows, added in float32: bfloat16 (P, C) on a CPU, float32 on a GPU.
+    """Products of rows rounded to bfloat16, added in float32: bfloat16 (P, C) on a CPU, float32 on a GPU.
+
+    A CPU compiles a program for each pair of shapes, in 5 ms, and keeps a thousand of them, 0.7 GB: few shapes are
+    multiplied.
 
     Example:
-        >>> multiply_bfloat16(torch.eye(2).bfloat16(), torch.ones(1, 2).bfloat16())
+        >>> multiply_bfloat16(torch.eye(2), torch.ones(1, 2))
         tensor([[1.],
                 [1.]], dtype=torch.bfloat16)
     """
-    if left_PD.device.type == "cuda":  # results in bfloat16 may have been added in it
-        products: Tensor = torch.mm(left_PD, right_CD.T, out_dtype=torch.float32)
+    if left_PD.device.type != "cpu":  # results in bfloat16 may have been added in it
+        products: Tensor = torch.mm(left_PD.bfloat16(), right_CD.bfloat16().T, out_dtype=torch.float32)
         return products
-    return left_PD @ right_CD.T
+    left, right = (_filled_up(rows) for rows in (left_PD, right_CD))
+    return (left @ right.T)[: len(left_PD), : len(right_CD)]
+
+
+def _filled_up(rows_PD: Tensor) -> Tensor:
+    """The rows in bfloat16, with zeros up to a multiple of BFLOAT16_ROWS."""
+    num_rows, num_features = rows_PD.shape
+    filled = torch.empty(-(-num_rows // BFLOAT16_ROWS) * BFLOAT16_ROWS, num_features, dtype=torch.bfloat16)
+    filled[:num_rows] = rows_PD
+    filled[num_rows:] = 0
+    return filled
 
 
 def pair_products(left_PD: Tensor, right_CD: Tensor, row_E: Tensor, column_E: Tensor) -> Tensor:
@@ -201,6 +216,19 @@ def pair_products(left_PD: Tensor, right_CD: Tensor, row_E: Tensor, column_E: Te
     for part, row, column in zip(torch.split(products_E, GPU_PAIRS), *both, strict=True):
         torch.sum(left_PD[row] * right_CD[column], dim=1, out=part)
     return products_E[: len(row_E)]
+
+
+def highest_above_zero(values_RC: Tensor) -> Tensor:
+    """The largest of each row, 0 where none is above it.
+
+    Example:
+        >>> highest_above_zero(torch.tensor([[3.0, -1.0], [-2.0, -1.0]]))
+        tensor([3., 0.])
+    """
+    if values_RC.device.type != "cpu" or values_RC.dtype != torch.bfloat16:
+        return values_RC.amax(1).clamp_(min=0)
+    # three times as fast: the bits of positive numbers order as the numbers do, and are above all others
+    return values_RC.view(torch.int16).amax(1).clamp_(min=0).view(torch.bfloat16)
 
 
 def kth_largest(values_RC: Tensor, rank: int) -> Tensor:

@@ -208,11 +208,3 @@ def candidate_entries(similarity_TV: Tensor, candidate_TV: Tensor) -> tuple[Tens
     sample_E, place_E = is_entry_TV.T.nonzero(as_tuple=True)
     more_E = similarity_TV[place_E, sample_E].double() - other_V[sample_E].double()
     return sample_E, candidate_TV[place_E, sample_E].long(), more_E
-
-
-def highest_similarity(queries_VD: Tensor, kept_KD: Tensor) -> Tensor:
-    """max(0, highest cosine to a kept sample) by brute force, 2 V K D flops: float32 (V,)."""
-    best_V = queries_VD.new_zeros(queries_VD.shape[0])
-    for start in range(0, kept_KD.shape[0], LIST_ROWS):
-        best_V = torch.maximum(best_V, (queries_VD @ kept_KD[start : start + LIST_ROWS].T).amax(1))
-    return best_V

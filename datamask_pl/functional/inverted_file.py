@@ -118,11 +118,13 @@ def invert(
     queries_Q = queries_Q[: NUM_CHOOSERS + NUM_JUDGES].to(label_N.device)
     panels = cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, label_N.device))
     seeds, pairs = Seeds.choose(features, num_samples, num_neighbors), SimilarPairs.among(features, panels)
+
+    def lists_of(rows_P: Tensor) -> Lists:
+        bound_P = seeds.bounds(pairs, features(rows_P))
+        return _lists_among(pairs, features, bound_P, rows_P, panels, num_neighbors)
+
     with one_thread_each(label_N.device) as start:
-        parts = [
-            start(_lists_among, pairs, features, seeds, rows_Q, panels, num_neighbors)
-            for rows_Q in torch.split(queries_Q, QUERY_ROWS)
-        ]
+        parts = [start(lists_of, rows_Q) for rows_Q in torch.split(queries_Q, QUERY_ROWS)]
         neighbor_QT = torch.cat([wait()[1] for wait in parts])
     place_QT = by_nearness_CC[label_N[queries_Q]].argsort(dim=1).gather(1, label_N[neighbor_QT])
     num_looked_at = _num_needed(place_QT[:NUM_CHOOSERS], num_clusters, wanted_recall)
@@ -158,14 +160,14 @@ def _num_needed(place_QT: Tensor, num_clusters: int, wanted_recall: float) -> in
 def _lists_among(
     pairs: SimilarPairs,
     features: Features,
-    seeds: Seeds,
+    bound_P: Tensor,
     rows_P: Tensor,
     others: Sequence[Rows],
     num_neighbors: int,
 ) -> Lists:
-    """Finished lists of some samples, of what is best among others."""
+    """Finished lists of some samples, of what is best among others; bounds that are too high cost time alone."""
     own_PD = features(rows_P)
-    lists = GrowingLists(pairs.bounds(own_PD, [seeds.features_SD], seeds.rank), rows_P, num_neighbors)
+    lists = GrowingLists(bound_P, rows_P, num_neighbors)
     for other in others:
         row_E, column_E, similarity_E = pairs.at_least(own_PD, features(other), lists.bound_P, None)
         lists.offer(row_E, rows_of(other, rows_P.device)[column_E], similarity_E)
@@ -193,13 +195,17 @@ def search(
     """
     device = inverted.order_N.device
     num_samples = inverted.order_N.numel()
-    seeds = Seeds.choose(features, num_samples, num_neighbors)
     pairs = SimilarPairs.among(features, cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, device)))
 
     def lists_of(panel: slice, cluster: int) -> tuple[slice, Tensor, Tensor]:
         others = [inverted.order_N[inverted.clusters[other]] for other in inverted.looked_at_CM[cluster].tolist()]
         others_P = torch.split(torch.cat(others), rows_at_once(PANEL_ROWS, device))
-        return panel, *_lists_among(pairs, features, seeds, inverted.order_N[panel], others_P, num_neighbors)
+        rows_P = inverted.order_N[panel]
+        bound_P = torch.full((len(rows_P),), -torch.inf, device=device)
+        if len(others_P[0]) > num_neighbors:
+            # most neighbours are in the nearest clusters: these leave little for the bounds to let through
+            bound_P = pairs.bounds(features(rows_P), [features(others_P[0])], num_neighbors)
+        return panel, *_lists_among(pairs, features, bound_P, rows_P, others_P, num_neighbors)
 
     with one_thread_each(device) as start:
         waiting: deque[Callable[[], tuple[slice, Tensor, Tensor]]] = deque()

@@ -122,7 +122,7 @@ class _Search:
     def _make_lists(self, index: int, seeds: Seeds) -> GrowingLists:
         own_PD = self.features(self.panels[index])
         return GrowingLists(
-            self.pairs.bounds(own_PD, [seeds.features_SD], seeds.rank),
+            seeds.bounds(self.pairs, own_PD),
             rows_of(self.panels[index], own_PD.device),
             self.num_neighbors,
         )
@@ -174,6 +174,10 @@ class Seeds:
         rank = min(num_seeds, math.ceil(mean + 4 * math.sqrt(mean) + 1))
         seeds_S = torch.arange(num_seeds, device=features(slice(0, 0)).device) * num_samples // num_seeds
         return cls(features(seeds_S), rank)
+
+    def bounds(self, pairs: SimilarPairs, own_PD: Tensor) -> Tensor:
+        """A bound for each row, which hardly any row's list misses: float32 (P,)."""
+        return pairs.bounds(own_PD, [self.features_SD], self.rank)
 
 
 class GrowingLists:

@@ -16,15 +16,20 @@ import torch
 from torch import Tensor
 
 from datamask_pl.functional.device import (
+    highest_above_zero,
     kth_largest,
     multiplies_bfloat16,
     multiply_bfloat16,
     pair_products,
+    positions,
     positions_from,
 )
 
 Rows = slice | Tensor
 Features = Callable[[Rows], Tensor]
+
+# Where quick products leave more pairs of a row with its highest, products of the rows' own type are quicker.
+MAX_PAIRS = 128
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class SimilarPairs:
             parts: all samples, in parts.
         """
         empty = features(slice(0, 0))
-        slack = empty.shape[1] * 2.0**-22
+        slack = _slack_of_sums(empty)
         if empty.dtype != torch.float32 or not multiplies_bfloat16(empty.device):
             return cls(slack, is_quick=False)
         error = empty.new_zeros(())
@@ -70,9 +75,7 @@ class SimilarPairs:
             others: unit rows (C, D), in parts, at least `rank` in all.
             rank: from 1.
         """
-        best_P = kth_largest(torch.cat([self._products(own_PD, other) for other in others], dim=1), rank).float()
-        # of bfloat16, a result is rounded too
-        return best_P - self.slack - best_P.abs() * 2.0**-8 if self.is_quick else best_P - self.slack
+        return self._below(kth_largest(torch.cat([self._products(own_PD, other) for other in others], dim=1), rank))
 
     def at_least(
         self, left_PD: Tensor, right_CD: Tensor, bound_P: Tensor | None, bound_C: Tensor | None
@@ -95,12 +98,56 @@ class SimilarPairs:
         low_P, low_C = (
             None if bound is None else (bound - self.slack).to(products.dtype) for bound in (bound_P, bound_C)
         )
-        position_E = positions_from(products, low_P, low_C)
-        row_E = position_E.div(products.shape[1], rounding_mode="floor")
-        column_E = position_E - row_E * products.shape[1]
+        row_E, column_E = _places(positions_from(products, low_P, low_C), len(right_CD))
         return row_E, column_E, pair_products(left_PD, right_CD, row_E, column_E).float()
+
+    def highest(self, own_PD: Tensor, others: Iterable[Tensor]) -> Tensor:
+        """max(0, highest similarity to the others) of each row, whose bits depend on nothing but them: (P,).
+
+        Args:
+            own_PD: unit rows.
+            others: unit rows (C, D), in parts.
+
+        Returns:
+            Of the rows' type.
+        """
+        best_P, pairs = own_PD.new_zeros(len(own_PD)), self
+        for other_CD in others:
+            pairs = pairs._raise(best_P, own_PD, other_CD)
+        return best_P
+
+    def _raise(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
+        """Raises `best_P` to the similarities that are above it; returns what to go on with."""
+        products = self._products(own_PD, other_CD)
+        top_P = highest_above_zero(products)
+        low_P = torch.maximum(best_P.float(), self._below(top_P)) - self.slack
+        # the highest of most rows is in a part that was seen before
+        rows = positions(top_P >= low_P.to(top_P.dtype))
+        position_E = positions_from(products[rows], low_P[rows].to(products.dtype), None)
+        if self.is_quick and len(position_E) > MAX_PAIRS * len(rows):
+            return SimilarPairs(_slack_of_sums(own_PD), is_quick=False)._raise(best_P, own_PD, other_CD)
+        row_E, column_E = _places(position_E, len(other_CD))
+        best_P.scatter_reduce_(0, rows[row_E], pair_products(own_PD[rows], other_CD, row_E, column_E), "amax")
+        return self
+
+    def _below(self, quick_P: Tensor) -> Tensor:
+        """Lower bounds on similarities whose quick products these are: float32 (P,)."""
+        quick_P = quick_P.float()
+        # of bfloat16, a result is rounded too
+        return quick_P - self.slack - quick_P.abs() * 2.0**-8 if self.is_quick else quick_P - self.slack
 
     def _products(self, left_PD: Tensor, right_CD: Tensor) -> Tensor:
         if self.is_quick:
-            return multiply_bfloat16(left_PD.bfloat16(), right_CD.bfloat16())
+            return multiply_bfloat16(left_PD, right_CD)
         return left_PD @ right_CD.T
+
+
+def _slack_of_sums(rows_PD: Tensor) -> float:
+    """Of products that are not of bfloat16."""
+    return rows_PD.shape[1] * 2.0**-22
+
+
+def _places(position_E: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of positions in a matrix."""
+    row_E = position_E.div(num_columns, rounding_mode="floor")
+    return row_E, position_E - row_E * num_columns

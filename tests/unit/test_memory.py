@@ -9,7 +9,7 @@ from problems import ground_set, unit_rows
 
 from datamask_pl import block_solution
 from datamask_pl.block_solution import calibrate, draw_uniform_masks
-from datamask_pl.functional.device import give_back_memory
+from datamask_pl.functional.device import give_back_memory, multiplies_bfloat16, multiply_bfloat16
 from datamask_pl.joint_objective import JointObjective
 from datamask_pl.objectives import FacilityLocation
 
@@ -28,6 +28,18 @@ def test_freed_memory_goes_back_to_the_system():
     give_back_memory()
     assert before - resident_bytes() > 0.8 * 8000 * 4 * 4096
     assert all(bool((tensor == 1).all()) for tensor in kept)
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(torch.device("cpu")), reason="this processor has no products of bfloat16")
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read on Linux alone")
+def test_quick_products_of_many_shapes_leave_nothing_behind():
+    rows_PD = torch.ones(1024, 128)
+    multiply_bfloat16(rows_PD, rows_PD)
+    before = resident_bytes()
+    for number in range(150):  # a program for each shape would be 0.7 MB
+        multiply_bfloat16(rows_PD[: 1023 - 3 * number], rows_PD[: 301 + 4 * number])
+    give_back_memory()
+    assert resident_bytes() - before < 40e6
 
 
 @pytest.mark.parametrize("masks_at_once", [1, 24, 64, 1000])

@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import oracles
 import problems
@@ -317,6 +319,20 @@ def test_values_of_prepared_sets_do_not_depend_on_how_the_masks_are_shared_out(n
     one_rank_R = values_of_share(chunks)
     a_rank_a_chunk_R = torch.cat([values_of_share([chunk]) for chunk in chunks])
     assert torch.equal(one_rank_R, a_rank_a_chunk_R)
+
+
+def test_facility_location_of_a_greedy_mask_is_that_of_apricot_on_the_same_matrix():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # apricot imports deprecated parts of its dependencies
+        apricot = pytest.importorskip("apricot")
+    features_ND = unit_rows(40, 6, 0)
+    similarity_NN = (features_ND @ features_ND.T).clip(min=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numba warns that it cannot reflect lists
+        selection = apricot.FacilityLocationSelection(6, metric="precomputed").fit(similarity_NN)
+    mask_N = oracles.mask_of(list(selection.ranking), 40)
+    value = value_of(FacilityLocation(), mask_N, ground_set(features_ND, 6))
+    assert value == pytest.approx(float(np.sum(selection.gains)) / 40, rel=1e-9)
 
 
 # ---- expectation -----------------------------------------------------------------------------------------------------

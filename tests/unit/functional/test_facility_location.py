@@ -1,18 +1,10 @@
-import warnings
-
 import numpy as np
 import oracles
 import pytest
 import torch
 
-from datamask_pl.functional import facility_location
 from datamask_pl.functional.device import pack_bits
-from datamask_pl.functional.facility_location import (
-    WalkBuffers,
-    expected_coverage,
-    highest_similarity,
-    nearest_kept_similarity,
-)
+from datamask_pl.functional.facility_location import WalkBuffers, expected_coverage, nearest_kept_similarity
 
 
 def sorted_similarities(num_neighbors: int, num_samples: int, seed: int = 0) -> torch.Tensor:
@@ -96,26 +88,3 @@ def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors, 
             kept_T = masks_NR[neighbor_TV[:, v].long(), r].numpy()
             assert float(nearest_VR[v, r]) == nearest_of_list(similarity_TV[:, v].numpy(), kept_T)
             assert bool(is_open_VR[v, r]) == (not kept_T.any())
-
-
-def test_brute_force_over_blocks_of_kept_samples_is_the_maximum(monkeypatch):
-    monkeypatch.setattr(facility_location, "LIST_ROWS", 4)
-    source = torch.Generator().manual_seed(0)
-    queries_VD, kept_KD = (torch.randn(rows, 5, generator=source, dtype=torch.float64) for rows in (7, 9))
-    expected_V = (queries_VD @ kept_KD.T).amax(1).clamp(min=0.0)
-    np.testing.assert_allclose(highest_similarity(queries_VD, kept_KD), expected_V, atol=1e-14)
-
-
-def test_value_is_that_of_apricot_on_the_same_matrix():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # apricot imports deprecated parts of its dependencies
-        apricot = pytest.importorskip("apricot")
-    features_ND = torch.nn.functional.normalize(
-        torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    )
-    similarity_NN = (features_ND @ features_ND.T).clamp(min=0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numba warns that it cannot reflect lists
-        selection = apricot.FacilityLocationSelection(6, metric="precomputed").fit(similarity_NN.numpy())
-    value = highest_similarity(features_ND, features_ND[torch.from_numpy(selection.ranking)]).sum()
-    assert float(value) == pytest.approx(float(np.sum(selection.gains)), rel=1e-9)

@@ -77,6 +77,33 @@ def test_bounds_are_below_the_largest_similarities_but_hardly(monkeypatch, rank,
     assert bool((gap_P <= 0.03).all())
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("kind", ["random", "bunch", "signs", "halfway", "sparse"])
+def test_the_highest_is_that_of_all_pairs_in_the_bits_of_a_pair(monkeypatch, kind, is_quick):
+    rows_ND = rows_of_kind(kind, 300)
+    pairs = pairs_among(monkeypatch, rows_ND, is_quick=is_quick)
+    own_PD, other_CD = rows_ND[:90], rows_ND[90:]
+    row_E, column_E = torch.ones(90, 210).nonzero().T
+    expected_P = pair_products(own_PD, other_CD, row_E, column_E).view(90, 210).amax(1).clamp(min=0.0)
+    for num_rows in (1, 7, 64, 150, 210):
+        assert torch.equal(pairs.highest(own_PD, other_CD.split(num_rows)), expected_P)
+        assert torch.equal(pairs.highest(own_PD[5:8], other_CD.flip(0).split(num_rows)), expected_P[5:8])
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_the_highest_is_0_where_all_are_below(monkeypatch, is_quick):
+    rows_ND = rows_of_kind("bunch", 40)
+    pairs = pairs_among(monkeypatch, torch.cat([rows_ND, -rows_ND]), is_quick=is_quick)
+    assert pairs.highest(rows_ND, [-rows_ND]).tolist() == [0.0] * 40
+
+
+def test_the_highest_of_float64_is_found_in_float64():
+    rows_ND = torch.nn.functional.normalize(rows_of_kind("random", 100).double())
+    pairs = SimilarPairs.among(lambda rows: rows_ND[rows], [slice(0, 100)])
+    expected_P = (rows_ND[:30] @ rows_ND[30:].T).amax(1).clamp(min=0.0)
+    torch.testing.assert_close(pairs.highest(rows_ND[:30], rows_ND[30:].split(9)), expected_P, atol=1e-14, rtol=0)
+
+
 def test_a_pair_has_the_same_bits_in_any_company():
     rows_ND = rows_of_kind("random", 500, 384)
     row_E, column_E = torch.ones(500, 500).nonzero().T
