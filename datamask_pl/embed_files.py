@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.atomic import atomic_path
-from datamask_pl.data.files import Location, open_parquet
+from datamask_pl.data.files import Location, iterate_batches, open_parquet
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.settings import differences
 from datamask_pl.storage import AnyPath, read_footer
@@ -175,7 +175,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
 def _chunks(location: Location) -> Iterator[pa.Table]:
     """The rows of a file. A generator, so that an error of the writer is not taken for one of the reader."""
     with open_parquet(location) as parquet:
-        for batch in parquet.iter_batches(ROW_GROUP_SIZE, use_threads=False):
+        for batch in iterate_batches(parquet, location.name, batch_rows=ROW_GROUP_SIZE):
             yield pa.Table.from_batches([batch])
 
 

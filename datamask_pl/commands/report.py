@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from datamask_pl.atomic import atomic_path, local_path
 from datamask_pl.commands.finished_run import FinishedRun, find_mask, open_run
-from datamask_pl.data.files import open_parquet
+from datamask_pl.data.files import iterate_batches, open_parquet
 from datamask_pl.data.sources import SourceFile, plain, read_sources
 from datamask_pl.errors import ConfigError, SchemaError
 from datamask_pl.evidence.comparison import (
@@ -158,7 +158,8 @@ def _pieces(
     for source, keep_N in zip(sources, keep, strict=True):
         start = 0
         with open_parquet(source.location) as parquet:
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=[column], use_threads=False):
+            name = source.location.name
+            for batch in iterate_batches(parquet, name, batch_rows=_BATCH_ROWS, columns=[column]):
                 yield plain(batch.column(0)), keep_N[start : start + len(batch)]
                 start += len(batch)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from datamask_pl.data.files import Location, expand, open_bytes, open_parquet
+from datamask_pl.data.files import Location, expand, open_bytes, open_parquet, read_table
 from datamask_pl.data.sources import plain, plain_type
 from datamask_pl.errors import BudgetError, DataFileError, SchemaError
 
@@ -127,7 +127,7 @@ def _read_parquet(location: Location, option: str, id_column: str, expected: pa.
                 f"{option}: column {id_column!r} is {there.field(id_column).type} in {location.name} and {expected} in "
                 "the data; write it with the type of the data."
             )
-        column = parquet.read([id_column], use_threads=False)[id_column]
+        column = read_table(parquet, location.name, [id_column])[id_column]
     if column.null_count:
         raise SchemaError(f"{option}: {location.name} has {column.null_count} null ids; leave them out.")
     return pa.concat_arrays([pa.array([], expected), *(plain(chunk) for chunk in column.chunks)])

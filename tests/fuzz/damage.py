@@ -80,3 +80,8 @@ class Known:
 
     def __init__(self, **entries):
         self.__dict__.update(entries)
+
+
+def is_same(column, other):
+    """Equal, or of another type: a footer has no checksum, and whoever joins by id compares the types."""
+    return column.type != other.type or column.equals(other)

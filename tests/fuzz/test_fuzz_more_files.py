@@ -7,18 +7,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damage import Known, damage, inputs, ours, spoil
+from damage import Known, damage, inputs, is_same, ours, spoil
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import COLUMNS
 from torch.utils.tensorboard import SummaryWriter
 
 from datamask_pl.commands.apply import RECORD_NAME, Target
-from datamask_pl.data.files import Location, open_parquet
+from datamask_pl.data.blocks import plan_blocks
+from datamask_pl.data.files import Location, open_parquet, read_table
 from datamask_pl.data.forced_ids import read_forced_ids
-from datamask_pl.data.sources import plain, plain_type, read_sources
+from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.rewrite import write_kept
+from datamask_pl.data.schema import Columns, read_dataset
+from datamask_pl.data.sources import iterate_ids, plain, plain_type, read_sources
 from datamask_pl.embed_files import TextFile, embed_file, is_finished
 from datamask_pl.evidence.comparison import TABLE, ComparedBlock, Comparison, Row
 from datamask_pl.evidence.curves import read_scalars
+from datamask_pl.texts import read_corpus
 
 IDS = {
     "int64": pa.array(range(10**15, 10**15 + 40)),
@@ -198,9 +204,46 @@ def test_a_damaged_file_of_vectors_is_refused_or_read_as_it_was(vectors, changes
     vectors.target.write_bytes(spoil(vectors.whole, changes, vectors.other))
     with ours():
         is_finished(vectors.file, {"model": "m"})
-    with ours(), open_parquet(Location.of(vectors.target)) as parquet:
-        column = parquet.read(["feature_arr"], use_threads=False)["feature_arr"]
-        assert column.type != vectors.rows["feature_arr"].type or column.equals(vectors.rows["feature_arr"])
+    vectors.target.write_bytes(spoil(vectors.whole, [change for change in changes if change[0] != "footer"], b""))
+    with ours():
+        dataset = read_dataset(str(vectors.target), Columns(**{**COLUMNS, "quality_columns": {"chunk_id": 1.0}}))
+        plan = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=99, seed=0)
+        block, _ = BlockReader(dataset, quality_scaling="rank", on_bad_row="error").read(plan[0], 0)
+        assert block.features_ND.tolist() == vectors.rows["feature_arr"].to_pylist()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A file that a mask is applied to, with costs and texts: its rows and bytes, and where the kept ones go."""
+    folder = tmp_path_factory.mktemp("source")
+    path = folder / "source.parquet"
+    texts = [f"text {row}" for row in range(60)]
+    rows = pa.table({"chunk_id": range(60), "cost": np.arange(60) / 8, "text": texts})
+    pq.write_table(rows, path, row_group_size=25, write_page_checksum=True, use_dictionary=False)
+    return Known(path=path, output=folder / "kept.parquet", rows=rows, whole=path.read_bytes())
+
+
+@inputs(0.06)
+@given(changes=damage)
+def test_a_damaged_source_is_refused_or_read_as_it_was(source, changes):
+    changes = [change for change in changes if change[0] != "footer"]
+    source.path.write_bytes(spoil(source.whole, changes, b""))
+    location, keep_N = Location.of(source.path), np.arange(60) % 3 == 0
+    with ours():
+        (file,) = read_sources(str(source.path), "chunk_id")
+        ids = pa.chunked_array([*iterate_ids(file, "chunk_id")])
+        assert is_same(ids, source.rows["chunk_id"])
+    with ours(), open_parquet(location) as parquet:
+        assert is_same(read_table(parquet, location.name, ["cost"])["cost"], source.rows["cost"])
+    with ours():
+        corpus = read_corpus([location], text_column="text", feature_column="feature_arr")
+        assert corpus.texts == source.rows["text"].to_pylist()
+    with ours():
+        (file,) = read_sources(str(source.path), "chunk_id")
+        if file.num_rows == len(keep_N):
+            write_kept(file, keep_N, source.output, lambda num_rows: None)
+            kept = pq.read_table(source.output)
+            assert all(is_same(kept[name], source.rows[name].filter(pa.array(keep_N))) for name in kept.column_names)
 
 
 @pytest.fixture(scope="module")
