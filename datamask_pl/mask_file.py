@@ -80,7 +80,7 @@ class Manifest:
                     known[block] = about
             self.blocks = {block: known[block] for block in parts if block in known}
             with atomic_path(folder / MANIFEST_NAME) as temporary:
-                content = {**asdict(self), "blocks": {str(block): about for block, about in self.blocks.items()}}
+                content = {**vars(self), "blocks": {str(block): about for block, about in self.blocks.items()}}
                 temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             after = Manifest.read(folder)
             if after is not None and set(list_parts(folder)) <= set(after.blocks):
@@ -119,7 +119,7 @@ class Manifest:
     def _check(self) -> None:
         """Raises a ValueError if an entry is of another kind: JSON may hold anything."""
         check_kinds(
-            {**asdict(self), "config": self.config or {}},
+            {**vars(self), "config": self.config or {}},
             {"plan_hash": str, "files": list, "num_blocks": int, "settings": dict, "versions": dict, "config": dict},
         )
         if not all(isinstance(name, str) for name in self.files):

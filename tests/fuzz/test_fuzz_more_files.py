@@ -24,6 +24,8 @@ from datamask_pl.data.sources import iterate_ids, plain, plain_type, read_source
 from datamask_pl.embed_files import TextFile, embed_file, is_finished
 from datamask_pl.evidence.comparison import TABLE, ComparedBlock, Comparison, Row
 from datamask_pl.evidence.curves import read_scalars
+from datamask_pl.mask_columns import find_types
+from datamask_pl.mask_join import check_id_type
 from datamask_pl.texts import read_corpus
 
 IDS = {
@@ -231,10 +233,11 @@ def test_a_damaged_source_is_refused_or_read_as_it_was(source, changes):
     location, keep_N = Location.of(source.path), np.arange(60) % 3 == 0
     with ours():
         (file,) = read_sources(str(source.path), "chunk_id")
-        ids = pa.chunked_array([*iterate_ids(file, "chunk_id")])
-        assert is_same(ids, source.rows["chunk_id"])
-    with ours(), open_parquet(location) as parquet:
-        assert is_same(read_table(parquet, location.name, ["cost"])["cost"], source.rows["cost"])
+        check_id_type(file, "chunk_id", pa.int64(), None)
+        assert pa.concat_arrays([*iterate_ids(file, "chunk_id")]).to_pylist() == source.rows["chunk_id"].to_pylist()
+        find_types(file, ["cost"])
+        with open_parquet(location) as parquet:
+            assert is_same(read_table(parquet, location.name, ["cost"])["cost"], source.rows["cost"])
     with ours():
         corpus = read_corpus([location], text_column="text", feature_column="feature_arr")
         assert corpus.texts == source.rows["text"].to_pylist()
@@ -243,7 +246,8 @@ def test_a_damaged_source_is_refused_or_read_as_it_was(source, changes):
         if file.num_rows == len(keep_N):
             write_kept(file, keep_N, source.output, lambda num_rows: None)
             kept = pq.read_table(source.output)
-            assert all(is_same(kept[name], source.rows[name].filter(pa.array(keep_N))) for name in kept.column_names)
+            for name in set(kept.column_names) & set(source.rows.column_names):
+                assert is_same(kept[name], source.rows[name].filter(pa.array(keep_N)))
 
 
 @pytest.fixture(scope="module")
