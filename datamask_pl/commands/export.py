@@ -39,6 +39,8 @@ from datamask_pl.mask_file import (
 )
 from datamask_pl.storage import AnyPath, any_path, full_name, list_names
 
+_AGAIN = "it is made again from the logits"
+
 
 def export(
     mask: str,
@@ -118,7 +120,7 @@ def export(
         config=manifest.config,
     )
     for block in range(manifest.num_blocks):
-        new.blocks[block] = read_part(target, block) or blocks.write(block, target, settings)
+        new.blocks[block] = read_part(target, block, consequence=_AGAIN) or blocks.write(block, target, settings)
     new.write(target)
     print(_describe(new, folder, target, note=blocks.find_lost_ids()))
 
@@ -286,7 +288,7 @@ def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any],
         raise ConfigError(f"output {target} holds other things, such as {min(others)}; give a new or empty folder.")
     for block in parts:
         try:
-            about = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings)
+            about = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings, consequence=_AGAIN)
         except ConfigError as error:
             reason = str(error).split("; give another")[0].split(". Give the same")[0]
             raise ConfigError(f"output {target} holds another mask ({reason}); give another folder.") from error

@@ -120,6 +120,15 @@ def test_it_goes_on_where_it_was_killed_and_refuses_another_mask(mask, workplace
         assert "export.select_ratio is 0.1 there and 0.2 here" in err if changed else "other logits" in err
 
 
+def test_a_damaged_part_of_its_own_is_made_again_which_is_said(mask, workplace):
+    export(mask)
+    shutil.copytree("other", "whole")
+    (workplace / "other/part-00001.parquet").write_bytes(b"PAR1")
+    with pytest.warns(UserWarning, match=r"part-00001\.parquet is damaged .*; it is made again from the logits"):
+        export(mask)
+    assert_same_mask("other", "whole", num_parts=2)
+
+
 def test_the_manifest_says_what_it_was_made_from_and_what_is_kept(mask):
     export(mask, "--select_ratio", "0.2")
     content = manifest("other")
