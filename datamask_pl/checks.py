@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamask_pl.errors import BudgetError, ConfigError
@@ -55,6 +56,16 @@ def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> 
         raise BudgetError(
             f"data.partial: a step draws masks in {partial:g} of a block of {num_samples} samples; there {error}"
         ) from error
+
+
+def warn_of_few_steps(num_steps: int, partial: float) -> None:
+    """Says that the steps that are the default for whole blocks are few for parts of them."""
+    if partial < 1.0:
+        rank_zero_warn(
+            f"data.partial {partial:g}: the default of {num_steps} steps is for steps that see the whole block; here a "
+            f"sample has {num_steps * partial:.3g} of them. Leave data.partial out, which is best, or give "
+            f"model.num_steps: {math.ceil(num_steps / partial)}."
+        )
 
 
 def check_logits(logits_M: Tensor, when: str) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.atomic import atomic_path
-from datamask_pl.data.files import Location, open_parquet
+from datamask_pl.data.files import Location, iterate_batches, open_parquet
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.settings import differences
 from datamask_pl.storage import AnyPath, read_footer
@@ -96,7 +96,7 @@ def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
         footer = read_footer(file.target)
         record = json.loads((footer.metadata or {})[METADATA_KEY])
         found = {**record["settings"], **record["source"]}
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno)
             raise DataFileError(f"{file.target} is there and cannot be read: {reason}; give another output.") from error
@@ -140,7 +140,8 @@ def embed_file(
     record = json.dumps({"format": FORMAT, "settings": dict(settings), "source": file.source()}).encode()
     schema = schema.with_metadata({**(schema.metadata or {}), METADATA_KEY: record})
     # Half floats gain nothing from a dictionary and are slower to read through one.
-    with atomic_path(file.target) as temporary, pq.ParquetWriter(temporary, schema, use_dictionary=others) as writer:
+    options = {"use_dictionary": others, "write_page_checksum": True}
+    with atomic_path(file.target) as temporary, pq.ParquetWriter(temporary, schema, **options) as writer:
         first_row = 0
         for table in _chunks(file.location):
             texts = text_list(table[text_column], path=file.location.name, text_column=text_column, first_row=first_row)
@@ -174,7 +175,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
 def _chunks(location: Location) -> Iterator[pa.Table]:
     """The rows of a file. A generator, so that an error of the writer is not taken for one of the reader."""
     with open_parquet(location) as parquet:
-        for batch in parquet.iter_batches(ROW_GROUP_SIZE, use_threads=False):
+        for batch in iterate_batches(parquet, location.name, batch_rows=ROW_GROUP_SIZE):
             yield pa.Table.from_batches([batch])
 
 

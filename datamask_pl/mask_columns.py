@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from datamask_pl.data.files import open_parquet
+from datamask_pl.data.files import open_parquet, read_table
 from datamask_pl.data.sources import SourceFile, plain, plain_type
 from datamask_pl.errors import BadRowError, SchemaError
 from datamask_pl.mask_file import Manifest, part_name
@@ -85,7 +85,7 @@ def join_columns(
     tables = []
     for source in sources:
         with open_parquet(source.location) as parquet:
-            tables.append(parquet.read(list(names), use_threads=False))
+            tables.append(read_table(parquet, source.location.name, list(names)))
     joined = pa.concat_tables(tables, promote_options="permissive").take(pa.array(row_M))
     starts = np.cumsum([0, *lengths])
     return [joined.slice(start, length) for start, length in zip(starts, lengths, strict=False)]

@@ -80,7 +80,7 @@ class Manifest:
                     known[block] = about
             self.blocks = {block: known[block] for block in parts if block in known}
             with atomic_path(folder / MANIFEST_NAME) as temporary:
-                content = {**asdict(self), "blocks": {str(block): about for block, about in self.blocks.items()}}
+                content = {**vars(self), "blocks": {str(block): about for block, about in self.blocks.items()}}
                 temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             after = Manifest.read(folder)
             if after is not None and set(list_parts(folder)) <= set(after.blocks):
@@ -119,7 +119,7 @@ class Manifest:
     def _check(self) -> None:
         """Raises a ValueError if an entry is of another kind: JSON may hold anything."""
         check_kinds(
-            {**asdict(self), "config": self.config or {}},
+            {**vars(self), "config": self.config or {}},
             {"plan_hash": str, "files": list, "num_blocks": int, "settings": dict, "versions": dict, "config": dict},
         )
         if not all(isinstance(name, str) for name in self.files):
@@ -205,6 +205,7 @@ def read_part(
     *,
     plan_hash: str | None = None,
     settings: dict[str, Any] | None = None,
+    consequence: str = "its block is learned again",
 ) -> dict[str, Any] | None:
     """What a part says of its block, from its footer.
 
@@ -213,6 +214,7 @@ def read_part(
         block: index of the block.
         plan_hash: of the data that it must belong to, if given.
         settings: that it must have been made with, if given.
+        consequence: what comes of it if it is damaged, in words.
 
     Returns:
         As `describe_block`; None if there is no such part, or it is damaged, which is said in a warning.
@@ -226,7 +228,7 @@ def read_part(
     except FileNotFoundError:
         return None
     except DAMAGES as error:
-        rank_zero_warn(f"{path} is damaged ({error}); its block is learned again.")
+        rank_zero_warn(f"{path} is damaged ({error}); {consequence}.")
         return None
     if plan_hash is not None and metadata["plan_hash"] != plan_hash:
         raise ConfigError(

@@ -17,7 +17,7 @@ from datamask_pl.block_ground import check_budgets, make_ground, part_of
 from datamask_pl.block_solution import calibrate, solve
 from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
-from datamask_pl.checks import check, check_choice, check_logits, check_schedule, check_trainer
+from datamask_pl.checks import check, check_choice, check_logits, check_schedule, check_trainer, warn_of_few_steps
 from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
@@ -117,6 +117,7 @@ class MaskLearner(LightningModule):
             is_polish_quick=polish and self.objective.has_interactions,
             has_control_variate=self.is_controlled,
         )
+        self._has_default_steps = num_steps is None
         self.num_steps = defaults.num_steps if num_steps is None else num_steps
         self.max_lr = defaults.max_lr if max_lr is None else max_lr
         self.min_lr = min(defaults.min_lr, max(self.max_lr, 0.0)) if min_lr is None else min_lr
@@ -174,12 +175,13 @@ class MaskLearner(LightningModule):
             check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
             check_budgets(self.rule, source, step_share=1.0 if self.is_whole_block else step_share)
+        if self._has_default_steps and self.is_controlled and not self.is_whole_block:
+            warn_of_few_steps(self.num_steps, step_share)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
         self.policy = MaskPolicy(max(sizes, default=1))
         self.ranks = RankGroup.world()
         max_epochs = self.trainer.max_epochs
-        is_limited = max_epochs is not None and 0 <= max_epochs < len(sizes)
-        if not is_limited:
+        if max_epochs is None or not 0 <= max_epochs < len(sizes):
             self.trainer.fit_loop.max_epochs = len(sizes)
 
     def configure_optimizers(self) -> LogitAscent:
@@ -188,8 +190,7 @@ class MaskLearner(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Lets go of the block before, which the callbacks have written by now: memory is two blocks."""
-        if self._state is not None:
-            self._state, self.result = None, None
+        self._state, self.result = None, None
 
     @torch.no_grad()
     def training_step(self, batch: PartialBatch, batch_idx: int) -> None:
@@ -386,8 +387,7 @@ class MaskLearner(LightningModule):
 
     def settings(self) -> dict[str, Any]:
         """What decides the mask of given data, by the name of its option."""
-        names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish"]
-        names += ["patience", "min_churn"]
+        names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish", "patience", "min_churn"]
         settings: dict[str, Any] = {"model.select_ratio": self.rule.select_ratio}
         settings |= {f"model.{name}": getattr(self, name) for name in names}
         if self._source.has_groups:

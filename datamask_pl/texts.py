@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from datamask_pl.data.files import Location, open_parquet
+from datamask_pl.data.files import Location, open_parquet, read_table
 from datamask_pl.errors import BadRowError, DataFileError, SchemaError
 
 ROW_GROUP_SIZE = 4096
@@ -79,7 +79,7 @@ def read_corpus(files: list[Location], *, text_column: str, feature_column: str)
     for path, file in zip(paths, files, strict=True):
         starts.append(len(texts))
         with open_parquet(file) as parquet:
-            table = parquet.read()
+            table = read_table(parquet, path)
         texts += text_list(table[text_column], path=path, text_column=text_column)
         others.append(table.select([name for name in schemas[0].names if name != text_column]))
     # "default" evens out what is no type: nullability and metadata of the fields.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +17,8 @@ from datamask_pl.errors import ConfigError
 from datamask_pl.mask_file import Manifest, list_parts, read_part, write_part
 from datamask_pl.storage import AnyPath, any_path
 
+# The manifest is written whole, which takes the longer the more blocks there are: seconds, beyond ten thousand.
+MANIFEST_SHARE = 0.05
 PACKAGES = ("datamask_pl", "torch", "lightning", "pyarrow", "numpy")
 
 
@@ -31,6 +34,9 @@ class Learner(Protocol):
 class MaskExport(Checkpoint):
     """Writes the mask's parts and its manifest, by default into `mask` in the run's folder.
 
+    A part is written with its block; the manifest too, unless that would take more than a twentieth of the time: then
+    it lags behind until the run ends. What it says of a block stands in the block's part.
+
     A Checkpoint, so that Lightning calls it after the learner has rounded the block and saves checkpoints after it.
 
     Args:
@@ -43,6 +49,8 @@ class MaskExport(Checkpoint):
         self.manifest: Manifest | None = None
         self.folder: AnyPath | None = None
         self.num_finished_before = 0
+        self._is_behind = False
+        self._due_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Finds the folder, and takes the blocks whose parts are whole out of the schedule. Collective.
@@ -89,11 +97,11 @@ class MaskExport(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins the manifest, so that a folder that cannot be written to is noticed now. Collective."""
         with failing_together():
-            if trainer.is_global_zero and self.manifest is not None and self.folder is not None:
-                self.manifest.write(self.folder)
+            if trainer.is_global_zero:
+                self._write_manifest()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the part of the block, then the manifest; on rank 0, and every rank learns if that failed."""
+        """Writes the part of the block, then the manifest if it is due; on rank 0. Every rank learns if that failed."""
         assert self.manifest is not None
         assert self.folder is not None
         result = cast(Learner, pl_module).result
@@ -108,7 +116,24 @@ class MaskExport(Checkpoint):
                     plan_hash=self.manifest.plan_hash,
                     settings=self.manifest.settings,
                 )
-                self.manifest.write(self.folder)
+                self._is_behind = True
+                if monotonic() >= self._due_s:
+                    self._write_manifest()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the manifest if it lags behind. Collective."""
+        with failing_together():
+            if self._is_behind:
+                self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        assert self.manifest is not None
+        assert self.folder is not None
+        begun_s = monotonic()
+        self.manifest.write(self.folder)
+        ended_s = monotonic()
+        self._is_behind = False
+        self._due_s = ended_s + (ended_s - begun_s) / MANIFEST_SHARE
 
 
 def _source(trainer: Trainer) -> BlockSource:

@@ -131,11 +131,11 @@ class Target:
                 raise ValueError(f"it has format {record['format']}, this version reads {RECORD_FORMAT}")
         except NotADirectoryError:
             raise ConfigError(f"{option} {folder} is a file; give the path of a folder.") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataFileError(f"{path} cannot be read ({error}); choose another folder.") from error
         if record is None and others:
             raise ConfigError(f"{option} {folder} holds other things, such as {others[0]}; give a new or empty folder.")
-        if there not in (None, target.selection):
+        if record is not None and there != target.selection:
             raise ConfigError(
                 f"{option} {folder} was made with another mask or from another source; give another folder."
             )
@@ -161,7 +161,7 @@ def _hash_selection(sources: Sequence[SourceFile], keep: Sequence[NDArray[np.boo
 def _is_whole(path: AnyPath, about: dict[str, int]) -> bool:
     try:
         return file_size(path) == about["num_bytes"] and read_footer(path).num_rows == about["num_rows"]
-    except (OSError, pa.ArrowException, KeyError, TypeError):
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
         return False
 
 

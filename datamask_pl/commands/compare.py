@@ -5,13 +5,9 @@ Shapes: N samples of a block, M of them that are compared, R masks.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -25,57 +21,24 @@ from datamask_pl.block_solution import calibrate, value_of
 from datamask_pl.commands.finished_run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence import measures
+from datamask_pl.evidence.comparison import (
+    COMPARISON_CSV,
+    COMPARISON_JSON,
+    TABLE,
+    ComparedBlock,
+    Comparison,
+    Row,
+    describe_legend,
+    format_row,
+)
 from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competitors, quality_weight_of
-from datamask_pl.evidence.relearned import relearn
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
-COMPARISON_CSV, COMPARISON_JSON = "comparison.csv", "comparison.json"
-COMPARISON_FORMAT = 1
 MASK, RELEARNED = "mask", "relearned"
 # Relative difference of f here to the manifest's from which on the data are taken to have changed.
 _F_TOLERANCE = 1e-3
-TABLE = {
-    "f": ("f", ".6g"),
-    "quality": ("quality", ".4f"),
-    "facility_location": ("facility", ".4f"),
-    "pairwise": ("pairwise", ".5f"),
-    "disf": ("DiSF", ".5f"),
-    "seconds": ("seconds", ".2f"),
-    "overlap": ("overlap", ".1%"),
-    "near_duplicates": ("near-dup.", ".1%"),
-}
-HIGHER_IS_BETTER = ("f", "quality", "facility_location", "pairwise", "disf")
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one way to choose is worth on one block.
-
-    Attributes:
-        block: index of the block.
-        name: `mask`; `relearned`, for a part of a block and for a mask that was exported; or that of a competitor.
-        f: the run's objective, with its weights and scales.
-        quality: mean scaled quality.
-        facility_location: see `evidence.measures`, as are the next two; higher is better in each.
-        pairwise: minus the mean cosine of two kept samples.
-        disf: minus the squared norm of the kept samples' covariance.
-        seconds: it took; of the mask as the run did.
-        overlap: with the mask, Jaccard.
-        near_duplicates: share of the kept samples with another kept one above the cosine.
-    """
-
-    block: int
-    name: str
-    f: float
-    quality: float
-    facility_location: float
-    pairwise: float
-    disf: float
-    seconds: float
-    overlap: float
-    near_duplicates: float
 
 
 def compare(
@@ -139,37 +102,23 @@ def compare(
                 )
                 for index in wanted
             ]
-        csv_path.write_text(_to_csv(compared), encoding="utf-8")
+        comparison = Comparison(
+            plan_hash=finished.manifest.plan_hash,
+            settings=finished.manifest.settings,
+            near_duplicate=near_duplicate,
+            seed=seed,
+            num_threads=torch.get_num_threads(),
+            blocks=compared,
+        )
+        csv_path.write_text(comparison.to_csv(), encoding="utf-8")
         # apart, so that an error names the file that it is of
         with atomic_path(folder / COMPARISON_JSON) as json_path:
-            text = _to_json(finished, compared, near_duplicate=near_duplicate, seed=seed)
-            json_path.write_text(text, encoding="utf-8")
+            json_path.write_text(comparison.to_json(), encoding="utf-8")
     for block in compared:
         print(_describe(block))
     print(describe_legend(near_duplicate))
     print(f"written {folder / COMPARISON_CSV}, {folder / COMPARISON_JSON}")
     print(f"next    python cli.py report --{'run' if run else 'mask'} {shlex.quote(run or str(mask))}")
-
-
-@dataclass(frozen=True)
-class ComparedBlock:
-    """What was found out about one block.
-
-    Attributes:
-        index: of the block.
-        num_samples: that were compared.
-        num_selected: of them that each way keeps.
-        formula: f in words.
-        notes: what a reader has to know.
-        rows: the mask first.
-    """
-
-    index: int
-    num_samples: int
-    num_selected: int
-    formula: str
-    notes: list[str]
-    rows: list[Row]
 
 
 def _compare_block(
@@ -189,8 +138,8 @@ def _compare_block(
     scales = torch.tensor(list(scale_by_name.values()), dtype=torch.float64)
     masks, seconds = {MASK: mask_N}, {MASK: float(about.get("seconds", 0.0))}
     is_whole = ground.num_samples == about["num_samples"]
-    if (run.is_exported or not is_whole) and _can_relearn(run):
-        masks[RELEARNED], seconds[RELEARNED] = _timed(lambda: _relearn(run, ground, scales))
+    if (run.is_exported or not is_whole) and run.can_relearn:
+        masks[RELEARNED], seconds[RELEARNED] = _timed(lambda: run.relearn(ground, scales))
     scale_of = cache(partial(_scale, run, ground, scale_by_name, seed=derive_seed(seed, index, 1)))
     for name in names:
         quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
@@ -229,7 +178,7 @@ def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bo
         )
     if run.is_exported:
         note = "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
-        beside = f" {RELEARNED} is what its method learns for this budget." if _can_relearn(run) else ""
+        beside = f" {RELEARNED} is what its method learns for this budget." if run.can_relearn else ""
         return [*notes, note + beside]
     notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
     return notes
@@ -239,24 +188,6 @@ def _timed(choose: Callable[[], Tensor]) -> tuple[Tensor, float]:
     started_s = time.perf_counter()
     mask_N = choose()
     return mask_N, time.perf_counter() - started_s
-
-
-def _can_relearn(run: FinishedRun) -> bool:
-    return run.learner.is_whole_block and not run.limits
-
-
-def _relearn(run: FinishedRun, ground: GroundSet, scales: Tensor) -> Tensor:
-    learner = run.learner
-    return relearn(
-        ground,
-        objective=run.objective,
-        scales=scales,
-        num_steps=learner.num_steps,
-        max_lr=learner.max_lr,
-        min_lr=learner.min_lr,
-        init=learner.init,
-        is_polished=learner.polish,
-    )
 
 
 def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:
@@ -275,7 +206,7 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
         f"{max_samples:,} random samples of {block.num_samples:,}, see max_samples. The mask was learned for all of "
         "them and is restricted to these, for which the others choose: its f here is lower than it could be. "
     )
-    if _can_relearn(run):
+    if run.can_relearn:
         note += f"{RELEARNED} is what the run's method learns for these samples: compare that with the others."
     else:
         note += "Only whole blocks are fair."
@@ -332,28 +263,6 @@ def _check_options(*, max_samples: int, near_duplicate: float, seed: int) -> Non
         raise ConfigError(f"seed must be at least 0 and below 2^63, got {seed}.")
 
 
-def _to_csv(compared: Sequence[ComparedBlock]) -> str:
-    rows = [asdict(row) for block in compared for row in block.rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _to_json(run: FinishedRun, compared: Sequence[ComparedBlock], *, near_duplicate: float, seed: int) -> str:
-    content = {
-        "format": COMPARISON_FORMAT,
-        "plan_hash": run.manifest.plan_hash,
-        "settings": run.manifest.settings,
-        "near_duplicate": near_duplicate,
-        "seed": seed,
-        "num_threads": torch.get_num_threads(),
-        "blocks": [asdict(block) for block in compared],
-    }
-    return json.dumps(content, indent=2) + "\n"
-
-
 def _describe(block: ComparedBlock) -> str:
     """The table of a block, for the terminal."""
     lines = [
@@ -373,16 +282,3 @@ def _formula(objective: JointObjective, scales: Tensor) -> str:
         if term.weight > 0 and scale > 0
     ]
     return f"f = {' + '.join(parts) or '0'}"
-
-
-def format_row(row: Row) -> list[str]:
-    """The numbers of a row, in the order of TABLE."""
-    return [format(getattr(row, name), form) for name, (_, form) in TABLE.items()]
-
-
-def describe_legend(near_duplicate: float) -> str:
-    """What the columns of the table mean."""
-    return (
-        "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard, with the "
-        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g}"
-    )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamask_pl.budget_table import describe_budgets
-from datamask_pl.data.forced_ids import ForcedIds, read_forced_ids
+from datamask_pl.data.forced_ids import ForcedIds, describe_lost_ids, read_forced_ids
 from datamask_pl.data.limits import encode_groups
 from datamask_pl.data.rows import read_costs, read_groups
 from datamask_pl.data.schema import check_cost_type, check_group_type
@@ -38,6 +38,8 @@ from datamask_pl.mask_file import (
     write_table,
 )
 from datamask_pl.storage import AnyPath, any_path, full_name, list_names
+
+_AGAIN = "it is made again from the logits"
 
 
 def export(
@@ -118,9 +120,9 @@ def export(
         config=manifest.config,
     )
     for block in range(manifest.num_blocks):
-        new.blocks[block] = read_part(target, block) or blocks.write(block, target, settings)
+        new.blocks[block] = read_part(target, block, consequence=_AGAIN) or blocks.write(block, target, settings)
     new.write(target)
-    print(_describe(new, folder, target))
+    print(_describe(new, folder, target, note=blocks.find_lost_ids()))
 
 
 class _Blocks:
@@ -147,6 +149,7 @@ class _Blocks:
         self._folder, self._manifest, self._rule, self._forced = folder, manifest, rule, forced
         self._cost_column, self._group_column = cost_column, group_column
         self._joined: list[pa.Table] | None = None
+        self._num_forced = 0
 
     def find_columns(self, source: str | list[str] | None, id_column: str) -> None:
         """Looks for the columns named, and joins them if they are the source's."""
@@ -171,10 +174,15 @@ class _Blocks:
         for block in range(self._manifest.num_blocks):
             constraint, _, _ = self._limit(block)
             names |= set(constraint.totals.names)
+            self._num_forced += int((constraint.given.fate_N != 0).sum())
         if unknown := sorted(set(self._rule.named_ratios) - names):
             raise ConfigError(
                 f"group_budget names {', '.join(unknown)}; the groups of the mask are: {', '.join(sorted(names)[:20])}."
             )
+
+    def find_lost_ids(self) -> str | None:
+        """In words, if there are ids to keep or to leave out of which no sample is; once all were checked."""
+        return None if self._forced is None else describe_lost_ids(self._forced, self._num_forced)
 
     def logits(self, block: int) -> Tensor:
         """The logits of a block: float32 (N,)."""
@@ -280,7 +288,7 @@ def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any],
         raise ConfigError(f"output {target} holds other things, such as {min(others)}; give a new or empty folder.")
     for block in parts:
         try:
-            about = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings)
+            about = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings, consequence=_AGAIN)
         except ConfigError as error:
             reason = str(error).split("; give another")[0].split(". Give the same")[0]
             raise ConfigError(f"output {target} holds another mask ({reason}); give another folder.") from error
@@ -289,13 +297,13 @@ def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any],
             raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; give another.")
 
 
-def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath) -> str:
+def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath, *, note: str | None) -> str:
     blocks = list(manifest.blocks.values())
     kept, whole = (sum(block[key] for block in blocks) for key in ("num_selected", "num_samples"))
     lines = [
         f"kept {kept:,} of {whole:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, by the logits of {folder}"
     ]
-    lines += [*describe_budgets(blocks), f"mask    {target}"]
+    lines += [*describe_budgets(blocks), *([] if note is None else [f"note    {note}"]), f"mask    {target}"]
     shown = shlex.quote(str(target))
     lines.append(f"next    python cli.py apply --mask {shown} --source SHARDS --output FOLDER")
     lines.append(f"show    python cli.py compare --mask {shown} && python cli.py report --mask {shown}")

@@ -19,6 +19,7 @@ from datamask_pl.data.sources import plain
 from datamask_pl.data.types import Block
 from datamask_pl.datamodule import FeatureDataModule
 from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.evidence.relearned import relearn
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 from datamask_pl.mask_file import MANIFEST_NAME, Manifest, part_name, read_columns, read_finished
@@ -81,6 +82,33 @@ class FinishedRun:
                 f"{self.mask / part_name(index)} does not say by what the terms of f are divided; make the mask again."
             )
         return {name: found[name] for name in names}
+
+    @property
+    def can_relearn(self) -> bool:
+        """True if `relearn` does what the run did: it saw whole blocks, and kept to a number of samples alone."""
+        return self.learner.is_whole_block and not self.limits
+
+    def relearn(self, ground: GroundSet, scales: Tensor) -> Tensor:
+        """The mask that the run's method learns for a ground set; see `evidence.relearned`.
+
+        Args:
+            ground: the samples and the budget.
+            scales: float64 (number of terms,), by which the terms are divided.
+
+        Returns:
+            bool (N,), True = kept.
+        """
+        learner = self.learner
+        return relearn(
+            ground,
+            objective=self.objective,
+            scales=scales,
+            num_steps=learner.num_steps,
+            max_lr=learner.max_lr,
+            min_lr=learner.min_lr,
+            init=learner.init,
+            is_polished=learner.polish,
+        )
 
 
 def limits_of(manifest: Manifest) -> list[str]:

@@ -16,19 +16,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datamask_pl.atomic import atomic_path, local_path
-from datamask_pl.commands.compare import (
-    COMPARISON_FORMAT,
+from datamask_pl.commands.finished_run import FinishedRun, find_mask, open_run
+from datamask_pl.data.files import iterate_batches, open_parquet
+from datamask_pl.data.sources import SourceFile, plain, read_sources
+from datamask_pl.errors import ConfigError, SchemaError
+from datamask_pl.evidence.comparison import (
     COMPARISON_JSON,
     HIGHER_IS_BETTER,
     TABLE,
+    Comparison,
     Row,
     describe_legend,
     format_row,
 )
-from datamask_pl.commands.finished_run import FinishedRun, find_mask, open_run
-from datamask_pl.data.files import open_parquet
-from datamask_pl.data.sources import SourceFile, plain, read_sources
-from datamask_pl.errors import ConfigError, DataFileError, SchemaError
 from datamask_pl.evidence.kept_by import Lengths, Share, by_group, by_length
 from datamask_pl.evidence.summary import COMPARED, Summary, summarize
 from datamask_pl.mask_file import read_complete
@@ -158,7 +158,8 @@ def _pieces(
     for source, keep_N in zip(sources, keep, strict=True):
         start = 0
         with open_parquet(source.location) as parquet:
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=[column], use_threads=False):
+            name = source.location.name
+            for batch in iterate_batches(parquet, name, batch_rows=_BATCH_ROWS, columns=[column]):
                 yield plain(batch.column(0)), keep_N[start : start + len(batch)]
                 start += len(batch)
 
@@ -299,17 +300,11 @@ def _comparison(run: FinishedRun) -> tuple[dict[str, Any] | None, list[str]]:
     path = run.folder / COMPARISON_JSON
     if not path.exists():
         return None, []
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != COMPARISON_FORMAT:
-            raise ValueError(f"format {content['format']}")
-        is_of_this = (content["plan_hash"], content["settings"]) == (run.manifest.plan_hash, run.manifest.settings)
-        blocks = [{**block, "rows": _cells([Row(**row) for row in block["rows"]])} for block in content["blocks"]]
-        legend = describe_legend(content["near_duplicate"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataFileError(f"{path} cannot be read ({error}); run compare again or delete it.") from error
-    if not is_of_this:
+    found = Comparison.read(path)
+    if (found.plan_hash, found.settings) != (run.manifest.plan_hash, run.manifest.settings):
         return None, [f"{path} is of another mask and is left out; run compare again."]
+    blocks = [{**vars(block), "rows": _cells(block.rows)} for block in found.blocks]
+    legend = describe_legend(found.near_duplicate)
     return {"titles": [title for title, _ in TABLE.values()], "blocks": blocks, "legend": legend}, []
 
 

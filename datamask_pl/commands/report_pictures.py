@@ -94,10 +94,10 @@ def feature_pictures(
 
 def curves(run: FinishedRun) -> tuple[str, str] | None:
     """What was logged while the mask was learned, of a few blocks, and words about it; None if nothing was."""
-    scalars = read_scalars(run.folder)
     num_steps = run.learner.num_steps
     blocks = sorted(run.manifest.blocks)
     blocks = blocks[:: -(-len(blocks) // MAX_CURVES)]
+    scalars = read_scalars(run.folder, is_wanted=lambda step: (step - 1) // num_steps in blocks)
     terms = [term.name for term in run.objective.terms if term.weight > 0]
     wanted = {"objective/f": "f", **{f"objective/{name}": name for name in terms}}
     wanted |= {

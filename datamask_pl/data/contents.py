@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datamask_pl.data.blocks import BlockPlan
+from datamask_pl.data.forced_ids import describe_lost_ids
 from datamask_pl.data.limits import Survey
 from datamask_pl.data.loader import BlockQueue
 from datamask_pl.data.reader import BlockReader
@@ -50,14 +51,8 @@ class Contents:
         forced = self.reader.forced
         if forced is None or len(self.checked) < len(self.plan):
             return None
-        num_ids = len(forced.keep) + len(forced.drop)
         num_found = sum(survey.num_forced for survey in self.surveys.values())
-        if num_found >= num_ids:
-            return None
-        return (
-            f"data.keep_ids and data.drop_ids hold {num_ids} ids, and {num_found} rows of the data have one of them; "
-            "the others have no effect."
-        )
+        return describe_lost_ids(forced, num_found, prefix="data.")
 
     def _follower(self, index: int) -> int | None:
         """The block that comes after one in the schedule."""

@@ -20,6 +20,7 @@ from datamask_pl.storage import AnyPath, RemotePath, check_no_secret, redact, re
 _MAGIC = b"PAR1"
 # Without a buffer pyarrow holds the whole column chunk of a row group: 3 GB for 1 M rows of 768 float32.
 _BUFFER_BYTES = 4 << 20
+_TABLE_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,51 @@ def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise DataFileError(_diagnose(location, str(error))) from error
         with parquet:
+            _check_footer(parquet.metadata, location.name)
             yield parquet
+
+
+def iterate_batches(
+    parquet: pq.ParquetFile,
+    name: str,
+    *,
+    batch_rows: int,
+    columns: list[str] | None = None,
+    row_group: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, some at a time. A header that is damaged makes pyarrow leave out a page without a word.
+
+    Args:
+        parquet: from `open_parquet`.
+        name: of the file, for errors.
+        batch_rows: rows of a batch, at most.
+        columns: which; all if left out.
+        row_group: the rows of one; of all if left out.
+
+    Raises:
+        DataFileError: If there are more or fewer rows than the footer says.
+    """
+    groups = range(parquet.metadata.num_row_groups) if row_group is None else [row_group]
+    expected, seen = sum(parquet.metadata.row_group(group).num_rows for group in groups), 0
+    for batch in parquet.iter_batches(batch_rows, row_groups=list(groups), columns=columns, use_threads=False):
+        seen += len(batch)
+        if seen > expected:
+            break
+        yield batch
+    if seen != expected:
+        raise DataFileError(
+            f"{name} is damaged: its footer says that there are {expected} rows, and {seen} were read; write or copy "
+            "it again."
+        )
+
+
+def read_table(parquet: pq.ParquetFile, name: str, columns: list[str] | None = None) -> pa.Table:
+    """All rows of a file. Arguments and errors as `iterate_batches`."""
+    batches = list(iterate_batches(parquet, name, batch_rows=_TABLE_ROWS, columns=columns))
+    if batches:
+        return pa.Table.from_batches(batches)
+    empty = parquet.schema_arrow.empty_table()
+    return empty if columns is None else empty.select(columns)
 
 
 def _expand_local(pattern: str) -> list[Location]:
@@ -164,6 +209,16 @@ def _expand_url(url: str) -> list[Location]:
 def _raise(error: OSError) -> None:
     """os.walk leaves out what it may not list, and rows with it, unless it is told to raise."""
     raise error
+
+
+def _check_footer(footer: pq.FileMetaData, name: str) -> None:
+    """Raises a DataFileError if a footer contradicts itself; it has no checksum."""
+    in_groups = sum(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+    if in_groups != footer.num_rows:
+        raise DataFileError(
+            f"{name} is damaged: its footer says that there are {footer.num_rows} rows, and {in_groups} in its row "
+            "groups; write or copy it again."
+        )
 
 
 def _diagnose(location: Location, cause: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from datamask_pl.data.files import Location, expand, open_bytes, open_parquet
+from datamask_pl.data.files import Location, expand, open_bytes, open_parquet, read_table
 from datamask_pl.data.sources import plain, plain_type
 from datamask_pl.errors import BudgetError, DataFileError, SchemaError
 
@@ -43,6 +43,23 @@ class ForcedIds:
         """SHA-256 of either list, whatever the order of its ids; none of an empty one."""
         lists = {"keep_ids": self.keep, "drop_ids": self.drop}
         return {name: _digest(ids) for name, ids in lists.items() if len(ids)}
+
+
+def describe_lost_ids(forced: ForcedIds, num_found: int, *, prefix: str = "") -> str | None:
+    """In words, if there are ids of which no sample is.
+
+    Args:
+        forced: both lists.
+        num_found: samples whose id is in one of them.
+        prefix: what stands before the options' names in messages.
+    """
+    num_ids = len(forced.keep) + len(forced.drop)
+    if num_found >= num_ids:
+        return None
+    return (
+        f"{prefix}keep_ids and {prefix}drop_ids hold {num_ids} ids, and {num_found} samples have one of them; the "
+        "others have no effect."
+    )
 
 
 def read_forced_ids(
@@ -90,7 +107,8 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
     chunks = []
     for location in expand(path, option=option):
         with open_bytes(location) as file:
-            is_parquet = file.read(len(_MAGIC)) == _MAGIC
+            # by its name, too: one that is empty or damaged is no text
+            is_parquet = file.read(len(_MAGIC)) == _MAGIC or location.name.endswith(".parquet")
         read = _read_parquet if is_parquet else _read_text
         chunks.append(read(location, option, id_column, expected))
     return pc.unique(pa.concat_arrays(chunks))
@@ -109,7 +127,7 @@ def _read_parquet(location: Location, option: str, id_column: str, expected: pa.
                 f"{option}: column {id_column!r} is {there.field(id_column).type} in {location.name} and {expected} in "
                 "the data; write it with the type of the data."
             )
-        column = parquet.read([id_column], use_threads=False)[id_column]
+        column = read_table(parquet, location.name, [id_column])[id_column]
     if column.null_count:
         raise SchemaError(f"{option}: {location.name} has {column.null_count} null ids; leave them out.")
     return pa.concat_arrays([pa.array([], expected), *(plain(chunk) for chunk in column.chunks)])
@@ -119,7 +137,8 @@ def _read_text(location: Location, option: str, id_column: str, expected: pa.Dat
     with open_bytes(location) as file:
         content = bytes(file.read())
     try:
-        lines = content.decode("utf-8").splitlines()
+        # not splitlines, which ends a line at ten characters that an id may hold; some writers put a mark first
+        lines = [line.removesuffix("\r") for line in content.decode("utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
         raise DataFileError(
             f"{option}: {location.name} is neither a parquet file nor a text in UTF-8; give one id a line."

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from datamask_pl.atomic import atomic_path
-from datamask_pl.data.files import open_parquet
+from datamask_pl.data.files import iterate_batches, open_parquet
 from datamask_pl.data.sources import SourceFile
 from datamask_pl.errors import DataFileError
 from datamask_pl.storage import AnyPath
@@ -67,7 +67,7 @@ def _kept_batches(
             num_bytes = parquet.metadata.row_group(group).total_byte_size
             batch_rows = max(1, min(_MAX_BATCH_ROWS, num_rows * _BATCH_BYTES // max(1, num_bytes)))
             batches = []
-            for batch in parquet.iter_batches(batch_rows, row_groups=[group], use_threads=False):
+            for batch in iterate_batches(parquet, source.location.name, batch_rows=batch_rows, row_group=group):
                 batches += _keep_rows(batch, keep_N[start : start + len(batch)])
                 start += len(batch)
                 advance(len(batch))

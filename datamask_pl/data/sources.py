@@ -11,7 +11,7 @@ from functools import partial
 import pyarrow as pa
 
 from datamask_pl.data.blocks import common_folder
-from datamask_pl.data.files import Location, expand, open_parquet
+from datamask_pl.data.files import Location, expand, iterate_batches, open_parquet
 from datamask_pl.errors import ConfigError, SchemaError
 from datamask_pl.storage import AnyPath, any_path, full_name, is_below
 
@@ -112,7 +112,8 @@ def _read_footer(location: Location, relative_name: str, id_column: str) -> Sour
 def iterate_ids(source: SourceFile, id_column: str) -> Iterator[pa.Array]:
     """The ids of a file as `plain`, some thousands at a time."""
     with open_parquet(source.location) as parquet:
-        for batch in parquet.iter_batches(batch_size=_ID_BATCH_ROWS, columns=[id_column], use_threads=False):
+        name = source.location.name
+        for batch in iterate_batches(parquet, name, batch_rows=_ID_BATCH_ROWS, columns=[id_column]):
             yield plain(batch.column(0))
 
 

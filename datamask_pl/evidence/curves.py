@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from google.protobuf.message import DecodeError
+from lightning.pytorch.utilities import rank_zero_warn
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from datamask_pl.errors import DataFileError
 
-# Scalars of a name that are kept; of a longer run a random part.
-MAX_SCALARS = 100_000
 _EVENTS = "events.out.tfevents.*"
+_HEAD, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
-def read_scalars(run: Path) -> dict[str, dict[int, float]]:
+def read_scalars(run: Path, *, is_wanted: Callable[[int], bool] = lambda step: True) -> dict[str, dict[int, float]]:
     """Every scalar of a run, its groups of ranks included.
 
-    Where a killed run took a step twice, the later number counts.
+    Where a killed run took a step twice, the later number counts. Of a file that is cut or damaged, what comes before
+    that counts, and a warning says so.
 
     Args:
         run: folder of the run.
+        is_wanted: whether the numbers of a step are.
 
     Returns:
         For each name, the number by step; empty if the run logged nothing.
@@ -27,20 +34,57 @@ def read_scalars(run: Path) -> dict[str, dict[int, float]]:
     Raises:
         DataFileError: If events cannot be read.
     """
-    found: dict[str, dict[int, float]] = {}
-    folders = {path.parent for pattern in (_EVENTS, f"group-*/{_EVENTS}") for path in run.glob(pattern)}
-    for folder in sorted(folders):
-        try:
-            events = EventAccumulator(str(folder), size_guidance={"scalars": MAX_SCALARS}).Reload()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise DataFileError(
-                f"{folder / _EVENTS} cannot be read: {reason}; move the files away to do without them."
-            ) from error
-        for name in events.Tags()["scalars"]:
-            for event in sorted(events.Scalars(name), key=lambda event: event.wall_time):
-                found.setdefault(name, {})[event.step] = event.value
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for path in sorted(path for pattern in (_EVENTS, f"group-*/{_EVENTS}") for path in run.glob(pattern)):
+        for event in _read_events(path):
+            for value in event.summary.value if is_wanted(event.step) else ():
+                if value.WhichOneof("value") == "simple_value":
+                    numbers = found.setdefault(value.tag, {})
+                    stamped = (event.wall_time, value.simple_value)
+                    if event.step not in numbers or numbers[event.step][0] <= event.wall_time:
+                        numbers[event.step] = stamped
+    return {name: {step: number for step, (_, number) in sorted(found[name].items())} for name in sorted(found)}
+
+
+def _read_events(path: Path) -> Iterator[Event]:
+    """The events of a file, up to its end or the first that is not whole.
+
+    TensorBoard's own reader leaves out what comes after a damaged record without a word.
+    """
+    step, position_bytes = 0, 0
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            while position_bytes < size_bytes:
+                event = _read_event(file, size_bytes)
+                if event is None:
+                    rank_zero_warn(
+                        f"{path} is cut or damaged at byte {position_bytes:,} of {size_bytes:,}, after step {step:,}; "
+                        "the curves lack what it says from there on."
+                    )
+                    return
+                yield event
+                step, position_bytes = event.step, file.tell()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataFileError(f"{path} cannot be read: {reason}; move it away to do without it.") from error
+
+
+def _read_event(file: BinaryIO, size_bytes: int) -> Event | None:
+    """The next event: its length, a checksum of that, the event, a checksum. None if it is not whole."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    length, checksum = _HEAD.unpack(head)
+    if checksum != masked_crc32c(head[: -_SUM.size]):
+        return None
+    content = file.read(min(length, size_bytes))
+    if file.read(_SUM.size) != _SUM.pack(masked_crc32c(content)):
+        return None
+    try:
+        return Event.FromString(content)
+    except DecodeError:
+        return None
 
 
 def of_block(values: dict[int, float], block: int, num_steps: int) -> dict[int, float]:

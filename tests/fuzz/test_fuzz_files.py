@@ -3,21 +3,17 @@
 FUZZ_INPUTS says how many inputs there are over all tests, some hundreds by default; make fuzz asks for 100,000.
 """
 
-import faulthandler
 import io
 import json
-import os
-import resource
-import warnings
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from damage import Known, damage, inputs, is_same, ours, spoil
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import ArgumentError
 from shards import COLUMNS, make_table
@@ -28,99 +24,7 @@ from datamask_pl.checkpoint_io import STATE_KEY, AtomicCheckpointIO, read_checkp
 from datamask_pl.data.blocks import plan_blocks
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.schema import Columns, read_dataset
-from datamask_pl.errors import DatamaskError
 from datamask_pl.mask_file import Manifest, part_name, read_columns, read_complete, read_part, write_part
-
-NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 400)
-MORE_BYTES = 4 << 30
-
-
-def inputs(share):
-    """Hypothesis' settings for a share of all inputs."""
-    return settings(
-        max_examples=max(1, int(NUM_INPUTS * share)),
-        deadline=None,
-        database=None,
-        derandomize=NUM_INPUTS < 1000,  # make test is the same every time
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-@pytest.fixture(autouse=True)
-def guarded():
-    """A hang ends the process with a traceback; a footer that asks for terabytes gets an error, not the machine."""
-    size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    faulthandler.dump_traceback_later(max(120, NUM_INPUTS // 10), exit=True)
-    resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MORE_BYTES, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    faulthandler.cancel_dump_traceback_later()
-
-
-@contextmanager
-def ours():
-    """Lets errors of ours pass, and warnings; any other error is a failure."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with suppress(DatamaskError):
-            yield
-
-
-place = st.floats(0, 1, exclude_max=True)
-damage = st.lists(
-    st.one_of(
-        st.tuples(st.just("flip"), place, st.integers(0, 7)),
-        st.tuples(st.just("flip"), place.map(lambda share: 1 - share / 20), st.integers(0, 7)),
-        st.tuples(st.just("set"), place, st.sampled_from([0, 1, 127, 128, 255])),
-        st.tuples(st.just("cut"), place, st.integers(0, 100)),
-        st.tuples(st.just("insert"), place, st.binary(min_size=1, max_size=8)),
-        st.tuples(st.just("end"), place, place),
-        st.tuples(st.just("copy"), place, place),
-        st.tuples(st.just("footer"), st.just(0.0), st.just(0)),
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-def spoil(content, changes, other):
-    """Content after some changes; `footer` takes the one of another file."""
-    for kind, share, value in changes:
-        position = min(int(share * len(content)), len(content) - 1)
-        if not content:
-            return content
-        head, byte, tail = content[:position], content[position], content[position + 1 :]
-        if kind == "flip":
-            content = head + bytes([byte ^ (1 << value)]) + tail
-        elif kind == "set":
-            content = head + bytes([value]) + tail
-        elif kind == "cut":
-            content = head + tail[value:]
-        elif kind == "insert":
-            content = head + value + bytes([byte]) + tail
-        elif kind == "end":
-            content = head
-        elif kind == "copy":
-            start = int(value * len(content))
-            content = head + content[start : start + 64] + tail[63:]
-        elif kind == "footer":
-            size = int.from_bytes(other[-8:-4], "little") + 8
-            content = content[: -int.from_bytes(content[-8:-4], "little") - 8] + other[-size:]
-    return content
-
-
-class Known:
-    """What a fixture knows, with a short repr."""
-
-    def __init__(self, **entries):
-        self.__dict__.update(entries)
-
-
-def is_same(column, other):
-    """Equal, or of another type: a footer has no checksum, and whoever joins by id compares the types."""
-    return column.type != other.type or column.equals(other)
-
 
 MASK_COLUMNS = ["id", "source_file", "source_row", "selected", "logit", "probability", "quality"]
 
@@ -140,7 +44,7 @@ def mask(tmp_path_factory):
     return Known(folder=folder, manifest=manifest, rows=rows, whole=whole, other=other)
 
 
-@inputs(0.40)
+@inputs(0.31)
 @given(changes=damage)
 def test_a_damaged_mask_is_refused_or_read_as_it_was(mask, changes):
     (mask.folder / part_name(0)).write_bytes(spoil(mask.whole, changes, mask.other))
@@ -175,7 +79,7 @@ def as_plain(content):
     return buffer.getvalue()
 
 
-@inputs(0.20)
+@inputs(0.15)
 @given(changes=damage)
 def test_a_damaged_checkpoint_is_refused_or_read_as_it_was(checkpoint, changes):
     changes = [change for change in changes if change[0] != "footer"]
@@ -223,7 +127,7 @@ def read_block(path):
     return BlockReader(dataset, quality_scaling="rank", on_bad_row="error").read(plan[0], 0)[0]
 
 
-@inputs(0.34)
+@inputs(0.24)
 @given(kind=st.integers(0, len(KINDS) * len(WRITERS) - 1), changes=damage)
 def test_a_damaged_shard_is_refused_or_read(shards, kind, changes):
     whole, other, expected = shards.found[kind]

@@ -120,13 +120,13 @@ def test_a_run_that_is_killed_many_times_gives_the_mask_of_one_that_is_not(
             time.sleep(dice.uniform(0, 0.25))
         killed += any(ranks.processes[rank].is_alive() for rank in hit)
         ranks.signal(number, *hit)
-        codes = ranks.end(timeout_s=40)
+        codes = ranks.end(timeout_s=120)
         allowed = {0, PREEMPTED} if number != signal.SIGKILL else {0, 1, -signal.SIGKILL}
         # A rank that has done its part is not bound to heed a signal any more.
         allowed |= {-number} if codes.count(0) or len(parts(watched)) == NUM_BLOCKS else set()
         assert set(codes) <= allowed, ranks.output()
         assert codes != [0, 0] or len(parts(watched)) == NUM_BLOCKS, ranks.output()
-    assert Ranks(2, *args, folder=workplace).end(timeout_s=60) == [0, 0]
+    assert Ranks(2, *args, folder=workplace).end(timeout_s=120) == [0, 0]
 
 
 @pytest.mark.parametrize(("num_ranks", "ranks_per_block"), [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)])
@@ -139,9 +139,9 @@ def test_preemption_reaches_every_rank_and_none_hangs(workplace, watched, num_ra
         time.sleep(dice.uniform(0, 0.2))
         hit = dice.sample(range(num_ranks), dice.randint(1, num_ranks))
         ranks.signal(dice.choice([signal.SIGTERM, signal.SIGUSR1]), *hit)
-        codes = ranks.end(timeout_s=40)
+        codes = ranks.end(timeout_s=120)
         assert codes[0] == PREEMPTED, ranks.output()
         assert set(codes) <= {0, PREEMPTED}, ranks.output()
         assert "the same command goes on with it" in ranks.output()
     ranks = Ranks(num_ranks, *args, folder=workplace)
-    assert ranks.end(timeout_s=90) == [0] * num_ranks, ranks.output()
+    assert ranks.end(timeout_s=120) == [0] * num_ranks, ranks.output()

@@ -95,6 +95,12 @@ def test_forced_ids_are_in_and_out(mask, workplace):
     assert len(kept) == 12
 
 
+def test_forced_ids_that_the_mask_does_not_have_are_counted(mask, workplace, capsys):
+    (workplace / "keep.txt").write_text("3\n7700\n")
+    export(mask, "--keep_ids", "keep.txt")
+    assert "keep_ids and drop_ids hold 2 ids, and 1 samples have one of them" in capsys.readouterr().out
+
+
 def test_it_goes_on_where_it_was_killed_and_refuses_another_mask(mask, workplace, capsys):
     export(mask)
     shutil.copytree("other", "whole")
@@ -112,6 +118,15 @@ def test_it_goes_on_where_it_was_killed_and_refuses_another_mask(mask, workplace
             export(mask, *changed)
         err = capsys.readouterr().err
         assert "export.select_ratio is 0.1 there and 0.2 here" in err if changed else "other logits" in err
+
+
+def test_a_damaged_part_of_its_own_is_made_again_which_is_said(mask, workplace):
+    export(mask)
+    shutil.copytree("other", "whole")
+    (workplace / "other/part-00001.parquet").write_bytes(b"PAR1")
+    with pytest.warns(UserWarning, match=r"part-00001\.parquet is damaged .*; it is made again from the logits"):
+        export(mask)
+    assert_same_mask("other", "whole", num_parts=2)
 
 
 def test_the_manifest_says_what_it_was_made_from_and_what_is_kept(mask):

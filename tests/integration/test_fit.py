@@ -3,6 +3,7 @@
 import json
 import shutil
 from decimal import Decimal
+from itertools import count
 
 import numpy as np
 import oracles
@@ -15,8 +16,10 @@ from fits import assert_same_mask as assert_same
 from shards import make_table, vectors, write
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from datamask_pl.callbacks import mask_export
 from datamask_pl.cli import main
 from datamask_pl.data.scaling import ConstantQualityWarning
+from datamask_pl.mask_file import Manifest
 
 DIVERSITIES = ("facility_location", "pairwise", "disf")
 
@@ -172,6 +175,22 @@ class TestManifest:
             assert block["mask"]["f"] > block["random"]["f"]
             assert block["mask"]["f"] > block["top_quality"]["f"]
             assert block["seconds"] > 0
+
+    def test_of_many_blocks_it_is_written_in_a_share_of_the_time_and_at_the_end(self, workplace, monkeypatch):
+        """It is written whole: after every block, ten thousand would write forty gigabytes."""
+        write_manifest, listed, clock = Manifest.write, [], count()
+
+        def write_for_a_second(manifest, folder):
+            write_manifest(manifest, folder)
+            listed.append(len(manifest.blocks))
+
+        monkeypatch.setattr(Manifest, "write", write_for_a_second)
+        # every look at the clock is a second later: a write takes one, and so do the other blocks
+        monkeypatch.setattr(mask_export, "monotonic", lambda: float(next(clock)))
+        path = write_shards(workplace / "shards", [60])
+        fit("--data.path", path, "--data.block_size", "2", "--model.select_ratio", "0.5", "--model.num_steps", "1")
+        assert listed == [0, 20, 30]
+        assert len(manifest(run_folder())["blocks"]) == 30
 
     def test_jobs_of_a_shard_complete_it_together(self, blocks, workplace):
         fit(*blocks, "--model.num_steps", "2", "--mask.output", "whole")

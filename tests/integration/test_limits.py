@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(shards, workplace,
 def test_ids_that_are_in_no_row_are_told_of(shards, workplace, caplog):
     (workplace / "keep.txt").write_text("3\n1000\n")
     fit_limited(shards, "--data.keep_ids", "keep.txt")
-    assert "hold 2 ids, and 1 rows of the data have one of them" in caplog.text
+    assert "data.keep_ids and data.drop_ids hold 2 ids, and 1 samples have one of them" in caplog.text
 
 
 def test_integers_are_groups_and_decimals_costs(workplace):

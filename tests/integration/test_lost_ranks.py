@@ -64,7 +64,7 @@ def test_the_launcher_ends_with_an_error_that_names_the_rank_and_leaves_no_proce
     write_shards(tmp_path / "shards", [80])
     options = (*ARGS, *DDP, *misbehaving(tmp_path, how), "--launch.timeout_s", str(LAUNCHER_TIMEOUT_S))
     started_s = time.monotonic()
-    code, _, err = run(*options, folder=tmp_path, launcher=LAUNCHERS[launcher], timeout_s=90)
+    code, _, err = run(*options, folder=tmp_path, launcher=LAUNCHERS[launcher], timeout_s=300)
     assert code != 0
     assert REASONS[how].format(timeout_s=LAUNCHER_TIMEOUT_S) in err or (
         how == "raise" and "RuntimeError: the proxy model's GPU is gone" in err
@@ -73,7 +73,7 @@ def test_the_launcher_ends_with_an_error_that_names_the_rank_and_leaves_no_proce
     grace_s = 30 if (how, launcher) == ("hang", "torchrun") else 0
     assert time.monotonic() - started_s < 30 + 2 * LAUNCHER_TIMEOUT_S + grace_s
     # torchrun's own look at its workers, and Lightning's at its children, take a moment
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (left := processes_in(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
@@ -98,7 +98,7 @@ class TestRanks:
             ranks.signal(signal.SIGKILL, 1)
         else:
             assert seconds < TIMEOUT_S
-        codes = ranks.end(timeout_s=5)
+        codes = ranks.end(timeout_s=120)
         assert codes[1] == {"raise": 1, "die": -9, "hang": -9}[how]
         for rank in others:
             assert codes[rank] == 1
@@ -114,7 +114,7 @@ class TestRanks:
         ranks.wait_for(" on cpu")
         time.sleep(0.3)
         ranks.signal(signal.SIGKILL, hit)
-        codes = ranks.end(timeout_s=TIMEOUT_S + 10)
+        codes = ranks.end(timeout_s=120)
         assert [code for rank, code in enumerate(codes) if rank != hit] == [1, 1], ranks.output()
         reason = (
             f"rank {hit} ended without a word" if hit else "rank 0, through which the others find each other, ended"
@@ -125,12 +125,12 @@ class TestRanks:
     def test_what_failed_is_done_again_by_the_same_command(self, workplace):
         write_shards("shards", [80])
         fixed = (*ARGS, *misbehaving(workplace, "die", num_masks=10**9))
-        Ranks(2, *fixed, "--trainer.max_steps", "10", folder=workplace).end(timeout_s=60)
+        Ranks(2, *fixed, "--trainer.max_steps", "10", folder=workplace).end(timeout_s=120)
         ranks = Ranks(2, *fixed, folder=workplace)
         ranks.wait_for(" on cpu")
         ranks.signal(signal.SIGKILL, 1)
-        ranks.end(timeout_s=30)
-        assert Ranks(2, *fixed, folder=workplace).end(timeout_s=60) == [0, 0]
+        ranks.end(timeout_s=120)
+        assert Ranks(2, *fixed, folder=workplace).end(timeout_s=120) == [0, 0]
         assert len(parts(workplace / "runs/datamask/mine")) == 2
 
 
@@ -145,14 +145,14 @@ class TestGroups:
         ranks = Ranks(2, *self.ARGS, "--model.num_steps", "300", folder=workplace)
         ranks.wait_for(" on cpu")
         ranks.signal(signal.SIGSTOP, 1)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not parts(workplace / "runs/datamask/mine"):
             assert time.monotonic() < deadline, ranks.output()
             time.sleep(0.05)
         ranks.processes[0].join(TIMEOUT_S + 2)
         assert ranks.processes[0].is_alive(), ranks.output()
         ranks.signal(signal.SIGKILL, 1)
-        assert ranks.end(timeout_s=10) == [1, -signal.SIGKILL], ranks.output()
+        assert ranks.end(timeout_s=120) == [1, -signal.SIGKILL], ranks.output()
         assert "rank 1 ended without a word" in ranks.logs[0].read_text()
         assert "its blocks are not done" in ranks.logs[0].read_text()
 
@@ -165,7 +165,7 @@ class TestGroups:
             ranks.processes[rank].join((TIMEOUT_S - 3) / 2)
             assert ranks.processes[rank].is_alive(), ranks.output()
         ranks.signal(signal.SIGCONT, 2)
-        assert ranks.end(timeout_s=40) == [0] * 4, ranks.output()
+        assert ranks.end(timeout_s=120) == [0] * 4, ranks.output()
         assert len(parts(workplace / "runs/datamask/mine")) == 2
 
     def test_the_end_of_one_group_is_no_failure_to_those_that_wait(self, workplace):
@@ -173,11 +173,11 @@ class TestGroups:
         ranks = Ranks(3, *self.ARGS, "--model.num_steps", "100", folder=workplace)
         ranks.wait_for(" on cpu")
         ranks.signal(signal.SIGSTOP, 2)
-        ranks.processes[1].join(30)
+        ranks.processes[1].join(120)
         assert ranks.processes[1].exitcode == 0, ranks.output()
         assert ranks.processes[0].is_alive()
         ranks.signal(signal.SIGCONT, 2)
-        assert ranks.end(timeout_s=30) == [0] * 3, ranks.output()
+        assert ranks.end(timeout_s=120) == [0] * 3, ranks.output()
         assert "(3 parts)" in ranks.logs[0].read_text()
 
     def test_groups_end_when_rank_0_through_which_they_find_each_other_is_killed(self, workplace):
@@ -185,5 +185,5 @@ class TestGroups:
         ranks = Ranks(2, *self.ARGS, "--model.num_steps", "5000", folder=workplace)
         ranks.wait_for(" on cpu")
         ranks.signal(signal.SIGKILL, 0)
-        assert ranks.end(timeout_s=20) == [-signal.SIGKILL, 1], ranks.output()
+        assert ranks.end(timeout_s=120) == [-signal.SIGKILL, 1], ranks.output()
         assert "rank 0, through which the others find each other, ended" in ranks.logs[1].read_text()

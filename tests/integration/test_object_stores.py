@@ -67,7 +67,7 @@ def bucket(server, workplace, monkeypatch):
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST"), timeout=10).close()
+    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST"), timeout=300).close()
     filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
     fsspec.filesystem("s3").clear_instance_cache()
     filesystem.mkdir("bucket")

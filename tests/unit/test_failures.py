@@ -23,10 +23,7 @@ def store(request, tmp_path):
         return dist.HashStore()
     if request.param == "file":
         return dist.FileStore(str(tmp_path / "store"), 4)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    return dist.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=10))
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 @pytest.fixture(autouse=True)
@@ -105,14 +102,15 @@ class TestFind:
         two = FailureBoard(store, 2, 4, [2])
         begun_s = time.monotonic()
         assert two.find() is None
-        assert time.monotonic() - begun_s < 3
+        assert time.monotonic() - begun_s < 60
 
-    def test_rank_0_stays_until_those_who_noticed_have_found_it(self, store):
+    def test_rank_0_stays_until_those_who_noticed_have_found_it(self, store, monkeypatch):
+        monkeypatch.setattr(failures, "PATIENCE_S", 300.0)
         zero, one = boards(store, 2)
         one_found = []
+        store.set("datamask-noticed-1", "")
 
         def search():
-            store.set("datamask-noticed-1", "")
             time.sleep(0.6)
             one_found.append(one.find())
             one.leave()
@@ -124,11 +122,12 @@ class TestFind:
         assert one_found == ["rank 0 ended: it is me"]
         thread.join()
 
-    def test_but_not_for_one_that_does_not_notice(self, store):
+    def test_but_not_for_one_that_does_not_notice(self, store, monkeypatch):
+        monkeypatch.setattr(failures, "PATIENCE_S", 300.0)
         zero, _ = boards(store, 2)
         begun_s = time.monotonic()
         zero.leave()
-        assert time.monotonic() - begun_s < 0.9
+        assert time.monotonic() - begun_s < 150
 
 
 class TestFinish:
@@ -146,7 +145,7 @@ class TestFinish:
         assert not ended
         assert boards_[3].finish() is None
         for thread in threads:
-            thread.join(5)
+            thread.join(300)
         assert sorted(ended, key=str) == [(None, 0), (None, 1)]
 
     def test_the_process_of_a_rank_that_has_done_its_part_may_be_gone(self, store):
@@ -170,7 +169,7 @@ class TestFinish:
 def hold_store(port_queue, may_end):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port_queue.put(store.port)
-    may_end.wait(60)
+    may_end.wait(300)
 
 
 def test_without_the_process_that_holds_the_store_rank_0_is_named_and_nothing_raises():
@@ -178,7 +177,7 @@ def test_without_the_process_that_holds_the_store_rank_0_is_named_and_nothing_ra
     ports, may_end = context.Queue(), context.Event()
     holder = context.Process(target=hold_store, args=(ports, may_end))
     holder.start()
-    store = dist.TCPStore("127.0.0.1", ports.get(timeout=300), timeout=timedelta(seconds=5))
+    store = dist.TCPStore("127.0.0.1", ports.get(timeout=300), timeout=timedelta(seconds=60))
     one = FailureBoard(store, 1, 2, [0, 1])
     holder.kill()
     holder.join()

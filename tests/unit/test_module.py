@@ -153,6 +153,29 @@ class TestSteps:
         train(learner, partial=None)
         assert int((learner.policy.logits != 0).sum()) == num_moved
 
+    @pytest.mark.parametrize(
+        ("options", "partial", "is_said"),
+        [
+            ({}, 0.4, True),
+            ({}, 1.0, False),
+            ({}, None, False),
+            ({"num_steps": 4}, 0.4, False),
+            ({"control_variate": False, "num_steps": 4}, 0.4, False),
+            ({"estimator": "multilinear"}, 0.4, False),
+        ],
+    )
+    def test_that_the_default_steps_are_few_for_parts_of_a_block_is_said_with_how_many_to_give(
+        self, options, partial, is_said
+    ):
+        learner = MaskLearner(**{"estimator": "leave_one_out", "num_rollouts": 4, **options}, select_ratio=0.5)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            train(learner, partial=partial)
+        said = [str(warning.message) for warning in seen if "data.partial 0.4" in str(warning.message)]
+        assert len(said) == is_said
+        assert not said or "here a sample has 8 of them" in said[0]
+        assert not said or said[0].endswith("or give model.num_steps: 50.")
+
     def test_the_best_rollout_of_a_whole_block_is_never_lost(self):
         learner = MaskLearner(**ROLLOUTS, max_lr=0.0, min_lr=0.0, polish=False, diversity="disf", calibrate=False)
         seen = train(learner, partial=1.0)

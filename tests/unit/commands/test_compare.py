@@ -18,11 +18,11 @@ from shards import make_table, write
 
 from datamask_pl.baselines.catalog import BASELINES
 from datamask_pl.cli import main
-from datamask_pl.commands.compare import COMPARISON_CSV, COMPARISON_JSON
 from datamask_pl.commands.finished_run import FinishedRun
 from datamask_pl.data.scaling import scale_quality
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.evidence import competitors
+from datamask_pl.evidence.comparison import COMPARISON_CSV, COMPARISON_JSON
 from datamask_pl.functional.seeding import derive_seed
 
 OPTIONS = ("--data.block_size", "60", "--model.select_ratio", "0.2", "--model.num_steps", "4")

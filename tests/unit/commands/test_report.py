@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,6 +14,7 @@ from fits import fit, manifest, parts, run_folder
 from shards import make_table, write
 
 from datamask_pl.cli import main
+from datamask_pl.evidence.comparison import Comparison
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -169,8 +171,8 @@ class TestThePage:
         content = json.loads((run / "comparison.json").read_text())
         (shown,) = [row for row in page.rows if row and row[0] == "semdedup"]
         assert shown[1] == f"{content['blocks'][0]['rows'][2]['f']:.6g}"
-        content["plan_hash"] = "0" * 64
-        (run / "comparison.json").write_text(json.dumps(content))
+        other = replace(Comparison.read(run / "comparison.json"), plan_hash="0" * 64)
+        (run / "comparison.json").write_text(other.to_json())
         report("--run", run)
         assert "is of another mask and is left out" in page_of(run).text
         assert "semdedup" not in page_of(run).text
@@ -275,5 +277,12 @@ class TestFaults:
     def test_a_damaged_comparison_is_named(self, run, capsys):
         (run / "comparison.json").write_text('{"format": 1}')
         line = self.fails(capsys, "--run", run)
-        assert "comparison.json cannot be read" in line
+        assert "comparison.json cannot be read (it is of another version)" in line
         assert "run compare again or delete it" in line
+
+    def test_a_number_that_has_changed_in_the_comparison_is_noticed(self, run, capsys):
+        main(["compare", "--run", str(run), "--competitors", "[random]"])
+        path = run / "comparison.json"
+        path.write_text(path.read_text().replace('"num_selected": 10', '"num_selected": 11'))
+        capsys.readouterr()
+        assert "comparison.json cannot be read (its checksum is wrong)" in self.fails(capsys, "--run", run)

@@ -17,18 +17,8 @@ def test_learned_again_for_the_whole_block_it_is_the_mask_of_the_run(workplace, 
     fit("--data.path", write_shards(workplace / "shards", [200]), "--model.diversity", diversity, *options)
     run = open_run(*find_mask(str(run_folder()), None, None), source=None)
     block, mask_N = read_block(run, 0)
-    learner = run.learner
     scales = torch.tensor([*run.manifest.blocks[0]["scales"].values()], dtype=torch.float64)
-    found_N = relearn(
-        ground_set(block, int(mask_N.sum())),
-        objective=run.objective,
-        scales=scales,
-        num_steps=learner.num_steps,
-        max_lr=learner.max_lr,
-        min_lr=learner.min_lr,
-        init=learner.init,
-        is_polished=learner.polish,
-    )
+    found_N = run.relearn(ground_set(block, int(mask_N.sum())), scales)
     assert parts(run_folder())[0]["selected"].to_pylist() == found_N.tolist()
 
 
