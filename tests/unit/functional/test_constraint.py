@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datamask_pl.errors import BudgetError
 from datamask_pl.functional import multilinear
-from datamask_pl.functional.budget import BudgetRule, apportion, budget
+from datamask_pl.functional.budget import BudgetRule, Totals, apportion, budget, part_budgets
 from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.rounding import top_k_mask
 
@@ -85,6 +85,102 @@ def test_filling_is_taking_in_order_whatever_fits(costs, ratio, seed):
             expected.append(int(row))
     assert constraint.fill(torch.tensor(scores_N)).tolist() == oracles.mask_of(expected, len(costs)).tolist()
     assert constraint.room_left(constraint.fill(torch.tensor(scores_N))).tolist() == rooms
+
+
+def some_holdings(num_samples=40, *, has_costs=True):
+    """Three groups, of which the last has no free sample, and a fourth without samples."""
+    rng = np.random.default_rng(5)
+    group_N = torch.tensor(rng.integers(0, 3, size=num_samples))
+    fate_N = torch.tensor(rng.integers(-1, 2, size=num_samples), dtype=torch.int8)
+    fate_N[(group_N == 2) & (fate_N == 0)] = 1
+    cost_N = torch.tensor(rng.uniform(0.5, 9.0, size=num_samples)) if has_costs else None
+    return Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=("a", "b", "c", "d"), fate_N=fate_N)
+
+
+def plain_totals(holdings, rows=None, *, has_groups=True):
+    """Number, cost, kept cost, free cost and lowest free cost of each group, one sample after the other."""
+    rows = range(len(holdings.group_N)) if rows is None else rows
+    totals = [[0, 0.0, 0.0, 0.0, math.inf] for _ in (holdings.names if has_groups else [""])]
+    for row in rows:
+        cost = 1.0 if holdings.cost_N is None else float(holdings.cost_N[row])
+        of_group, fate = totals[int(holdings.group_N[row]) if has_groups else 0], int(holdings.fate_N[row])
+        of_group[0] += 1
+        of_group[1] += cost
+        of_group[2] += cost if fate == 1 else 0.0
+        of_group[3] += cost if fate == 0 else 0.0
+        of_group[4] = min(of_group[4], cost) if fate == 0 else of_group[4]
+    return [tuple(column) for column in zip(*totals, strict=True)]
+
+
+def columns(totals):
+    return [totals.num_samples, totals.costs, totals.kept_costs, totals.free_costs, totals.lowest_costs]
+
+
+@pytest.mark.parametrize("has_costs", [True, False])
+def test_totals_are_those_of_adding_one_sample_after_the_other(has_costs):
+    holdings = some_holdings(has_costs=has_costs)
+    totals = holdings.totals()
+    assert columns(totals) == plain_totals(holdings)
+    assert (totals.names, totals.has_costs, totals.cost_step) == (holdings.names, has_costs, holdings.cost_step)
+    alone = plain_totals(holdings, has_groups=False)
+    for merged in (totals.merged(), holdings.without_groups().totals()):
+        assert columns(merged) == alone
+        assert (merged.names, merged.has_costs, merged.cost_step) == (("",), has_costs, holdings.cost_step)
+
+
+@pytest.mark.parametrize("has_costs", [True, False])
+def test_a_part_has_the_costs_groups_and_fates_of_its_rows(has_costs):
+    holdings, rows = some_holdings(has_costs=has_costs), [3, 0, 17, 18, 39]
+    part = holdings.part(torch.tensor(rows))
+    assert columns(part.totals()) == plain_totals(holdings, rows)
+    assert (part.names, part.cost_step) == (holdings.names, holdings.cost_step)
+
+
+@pytest.mark.parametrize("has_costs", [True, False])
+def test_holdings_move_as_a_whole(has_costs):
+    holdings = some_holdings(has_costs=has_costs)
+    there = holdings.to(torch.device("meta"))
+    tensors = [there.group_N, there.fate_N, *([there.cost_N] if has_costs else [])]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    here = holdings.to(torch.device("cpu"))
+    assert columns(here.totals()) == columns(holdings.totals())
+    assert (there.names, there.cost_step, there.cost_N is None) == (holdings.names, holdings.cost_step, not has_costs)
+
+
+@given(costs=COSTS)
+def test_costs_are_rounded_up_to_multiples_of_a_power_of_two_that_float64_adds_exactly(costs):
+    holdings = Holdings.of(len(costs), cost_N=torch.tensor(costs, dtype=torch.float64))
+    assert math.frexp(holdings.cost_step)[0] == 0.5
+    assert holdings.cost_N.dtype == torch.float64
+    steps = [Fraction(cost) / Fraction(holdings.cost_step) for cost in holdings.cost_N.tolist()]
+    assert all(number.denominator == 1 for number in steps)
+    assert 2**49 <= sum(steps) < 2**53
+    for given_cost, cost in zip(costs, holdings.cost_N.tolist(), strict=True):
+        assert 0 <= Fraction(cost) - Fraction(given_cost) < Fraction(holdings.cost_step)
+
+
+def test_of_a_part_budgets_give_way_to_what_is_there_and_at_least_one_sample_is_kept():
+    def budgets(ratios, sizes, kept, free, lowest, *, has_costs=False, step=1.0):
+        rule = BudgetRule(0.5, {f"g{index}": ratio for index, ratio in enumerate(ratios)})
+        names = tuple(rule.group_budget)
+        return part_budgets(rule, Totals(names, tuple(map(int, sizes)), sizes, kept, free, lowest, has_costs, step))
+
+    infinite = math.inf
+    # half of ten; no fewer than are kept; no more than are there
+    assert budgets([0.5], (10.0,), (0.0,), (10.0,), (1.0,)) == [5.0]
+    assert budgets([0.5, 0.5], (10.0, 10.0), (7.0, 0.0), (3.0, 2.0), (1.0, 1.0)) == [7.0, 2.0]
+    # kept and free together are there
+    assert budgets([0.8], (10.0,), (3.0,), (4.0,), (1.0,)) == [7.0]
+    # nothing would be kept: one of the first group that has one
+    assert budgets([0.1, 0.1], (2.0, 2.0), (0.0, 0.0), (0.0, 2.0), (infinite, 1.0)) == [0.0, 1.0]
+    assert budgets([0.1, 0.1], (2.0, 2.0), (0.0, 0.0), (2.0, 2.0), (1.0, 1.0)) == [1.0, 0.0]
+    assert budgets([0.1], (2.0,), (0.0,), (0.0,), (infinite,)) == [0.0]
+    # costs: rounded down to a multiple of the step, the cheapest fits where nothing else does, or what is kept
+    assert budgets([0.3], (10.0,), (0.0,), (10.0,), (2.0,), has_costs=True, step=2.0) == [2.0]
+    assert budgets([0.3, 0.3], (10.0, 8.0), (0.0, 0.0), (10.0, 8.0), (5.0, 4.0), has_costs=True) == [3.0, 4.0]
+    assert budgets([0.3, 0.3], (10.0, 8.0), (1.0, 0.0), (9.0, 8.0), (5.0, 4.0), has_costs=True) == [3.0, 2.0]
+    assert budgets([0.3], (10.0,), (6.0,), (4.0,), (4.0,), has_costs=True) == [6.0]
+    assert budgets([0.3], (10.0,), (1.0,), (1.0,), (1.0,), has_costs=True) == [3.0]
 
 
 def test_whole_costs_are_exact():
