@@ -231,6 +231,38 @@ def test_what_cannot_be_met_is_an_error_that_names_the_numbers(fates, options, m
         Constraint(holdings, BudgetRule(0.3))
 
 
+@pytest.mark.parametrize(
+    ("rule", "cost", "message"),
+    [
+        (BudgetRule(0.01), None, "select_ratio keeps 0 of 10 samples (0.01); raise it to at least 0.05 or"),
+        (BudgetRule(0.5, {"a": 0.0, "b": 0}), None, "group_budget keeps 0 of 10 samples; raise a ratio or"),
+        (
+            BudgetRule(0.5, {"a": 0.0, "b": 0}),
+            3,
+            "keeps 0 of 10 samples: the budget is 0 of a total cost of 30 (0.5), the cheapest sample costs 3; raise it",
+        ),
+    ],
+)
+def test_a_budget_of_nothing_is_an_error_that_says_which_ratio_to_raise(rule, cost, message):
+    cost_N = None if cost is None else torch.full((10,), cost)
+    with pytest.raises(BudgetError, match=re.escape(message)):
+        Constraint(Holdings.of(10, cost_N=cost_N, group_N=torch.arange(10) // 5, names=("a", "b")), rule)
+
+
+def test_an_error_of_a_group_names_the_ratio_of_the_group():
+    fate_N = torch.tensor([1, 1, 0, 0], dtype=torch.int8)
+    holdings = Holdings.of(4, group_N=torch.zeros(4, dtype=torch.int64), names=("a",), fate_N=fate_N)
+    with pytest.raises(
+        BudgetError, match=re.escape("more than the budget of 1 (0.25); raise the ratio to at least 0.5 ")
+    ):
+        Constraint(holdings, BudgetRule(0.5, {"a": 0.25}))
+
+
+def test_a_sample_that_costs_the_whole_budget_fits():
+    constraint = Constraint(Holdings.of(2, cost_N=torch.tensor([5.0, 5.0])), BudgetRule(0.5))
+    assert constraint.fill(torch.zeros(2)).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("ratio", [-0.1, 1.5, math.nan])
 def test_a_ratio_of_a_group_out_of_range_is_an_error(ratio):
     with pytest.raises(BudgetError, match="the ratio of 'code' must be from 0 to 1"):
