@@ -83,6 +83,30 @@ def test_a_tensor_is_moved_to_the_device():
     assert move(tensor, META).device == META
 
 
+class Moved:
+    """Stands for a tensor, and writes down how it is moved."""
+
+    def __init__(self, where):
+        self.device, self.calls = where, []
+
+    def pin_memory(self):
+        self.calls.append("pinned")
+        return self
+
+    def to(self, *where, **options):
+        self.calls.append((*where, options))
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "expected"),
+    [(CPU, GPU, ["pinned", (GPU, {"non_blocking": True})]), (GPU, GPU, [(GPU, {})]), (GPU, CPU, [(CPU, {})])],
+)
+def test_from_the_host_to_a_gpu_it_is_moved_through_pinned_memory_and_nothing_waits(origin, target, expected):
+    tensor = Moved(origin)
+    move(tensor, target)
+    assert tensor.calls == expected
+
+
 @pytest.mark.parametrize(
     ("platform", "functions", "expected"),
     [("linux", ["malloc_trim"], [0]), ("linux", [], []), ("darwin", ["malloc_trim"], [])],
