@@ -147,6 +147,15 @@ def test_the_smallest_come_in_order(num_selected, where):
 
 
 @ANYWHERE
+@pytest.mark.parametrize("num_selected", [1, 500, 1500, 2500, 4999])
+def test_of_many_the_smallest_come_in_order(num_selected, where):
+    """Few are sorted as a whole, wherever they are cut."""
+    for seed in range(3):
+        keys_N = torch.tensor(np.random.default_rng(seed).permutation(5000), dtype=torch.float64)
+        assert smallest(where(keys_N), num_selected).tolist() == keys_N.argsort()[:num_selected].tolist()
+
+
+@ANYWHERE
 def test_positions_are_those_of_what_is_wanted(where):
     is_wanted_N = numbers(50) > 0
     expected = [row for row, is_wanted in enumerate(is_wanted_N.tolist()) if is_wanted]
