@@ -5,7 +5,7 @@ import problems
 import pytest
 import torch
 
-from datamask_pl.functional import constrained_polish
+from datamask_pl.functional import constrained_polish, rounding
 from datamask_pl.functional.constrained_polish import polish_within
 from datamask_pl.joint_objective import JointObjective
 
@@ -80,6 +80,47 @@ def test_exchanges_keep_the_constraint_and_never_lose(kind, has_features):
         assert value >= solver.oracle(start_N.numpy()) - 1e-12
         num_improved += value > solver.oracle(start_N.numpy()) + 1e-9
     assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_at_the_end_no_single_exchange_is_better(monkeypatch, kind):
+    monkeypatch.setattr(constrained_polish, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_SINGLES", 24)
+    for seed in range(4):
+        solver = Solver(constraints.make(kind, 14, seed=seed), "disf", seed=seed)
+        mask_N, value = solver.polish(solver.ground.top_k(torch.zeros(14)))
+        for added in (~mask_N).nonzero().squeeze(1).tolist():
+            for removed in mask_N.nonzero().squeeze(1).tolist():
+                trial_N = mask_N.clone()
+                trial_N[added], trial_N[removed] = True, False
+                if solver.constraint.allows(trial_N) and is_full(solver.constraint, trial_N):
+                    assert solver.oracle(trial_N.numpy()) <= value + 1e-12
+
+
+def test_up_to_twelve_free_samples_all_are_tried_and_gains_not_asked_for():
+    solver = Solver(constraints.make("groups", 12), "disf")
+    mask_N = solver.ground.top_k(torch.zeros(12))
+    polish_within(mask_N, solver.constraint, values=solver.values, gains=lambda mask_N: pytest.fail("not needed"))
+
+
+def test_of_candidates_with_the_same_features_the_best_alone_is_looked_at():
+    solver = Solver(constraints.make("groups", 20), "disf")
+    mask_N, asked = solver.ground.top_k(torch.zeros(20)), []
+
+    def features(rows):
+        asked.append(rows.tolist())
+        return torch.eye(5)[rows % 5]
+
+    gain_N = torch.randn(20, generator=torch.Generator().manual_seed(0)).double()
+    everyone = constrained_polish._candidates(mask_N, solver.constraint, gain_N, None)
+    for among, chosen in zip(
+        everyone, constrained_polish._candidates(mask_N, solver.constraint, gain_N, features), strict=True
+    ):
+        first = [row for place, row in enumerate(among.tolist()) if row % 5 not in (among[:place] % 5).tolist()]
+        assert chosen.tolist() == first
+    asked.clear()
+    solver.polish(mask_N, features=features)
+    assert asked
 
 
 @pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])

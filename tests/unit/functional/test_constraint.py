@@ -154,7 +154,7 @@ def test_costs_are_rounded_up_to_multiples_of_a_power_of_two_that_float64_adds_e
     assert holdings.cost_N.dtype == torch.float64
     steps = [Fraction(cost) / Fraction(holdings.cost_step) for cost in holdings.cost_N.tolist()]
     assert all(number.denominator == 1 for number in steps)
-    assert 2**49 <= sum(steps) < 2**53
+    assert 2**49 <= sum(steps) <= 2**50 + len(costs)
     for given_cost, cost in zip(costs, holdings.cost_N.tolist(), strict=True):
         assert 0 <= Fraction(cost) - Fraction(given_cost) < Fraction(holdings.cost_step)
 
@@ -181,6 +181,13 @@ def test_of_a_part_budgets_give_way_to_what_is_there_and_at_least_one_sample_is_
     assert budgets([0.3, 0.3], (10.0, 8.0), (1.0, 0.0), (9.0, 8.0), (5.0, 4.0), has_costs=True) == [3.0, 2.0]
     assert budgets([0.3], (10.0,), (6.0,), (4.0,), (4.0,), has_costs=True) == [6.0]
     assert budgets([0.3], (10.0,), (1.0,), (1.0,), (1.0,), has_costs=True) == [3.0]
+
+
+def test_where_nothing_is_said_samples_are_free_and_in_one_group():
+    holdings = Holdings.of(3)
+    assert (holdings.names, holdings.cost_N) == (("",), None)
+    assert (holdings.group_N.tolist(), holdings.group_N.dtype) == ([0] * 3, torch.int64)
+    assert (holdings.fate_N.tolist(), holdings.fate_N.dtype) == ([0] * 3, torch.int8)
 
 
 def test_whole_costs_are_exact():

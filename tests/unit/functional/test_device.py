@@ -15,6 +15,7 @@ from datamask_pl.functional.device import (
     kth_largest,
     move,
     multiplies_bfloat16,
+    multiply_bfloat16,
     one_thread_each,
     pack_bits,
     pair_products,
@@ -193,6 +194,24 @@ def test_a_value_is_wanted_by_its_row_or_by_its_column(low, dtype, where):
         found = positions_from(where(values_RC), low_R, low_C)
         assert found.tolist() == expected
         assert found.dtype == torch.int64
+
+
+@ANYWHERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_minus_zero_is_wanted_where_zero_is(dtype, where):
+    values_RC = torch.tensor([[0.0, -0.0, -1.0, 1.0]], dtype=dtype)
+    assert positions_from(where(values_RC), torch.zeros(1, dtype=dtype), None).tolist() == [0, 1, 3]
+
+
+def test_a_gpu_adds_products_of_bfloat16_up_in_float32_and_returns_them_so(monkeypatch):
+    def product(left_PD, right_DC, *, out_dtype):
+        return (left_PD.double() @ right_DC.double()).to(out_dtype)
+
+    monkeypatch.setattr(torch, "mm", product)
+    left_PD, right_CD = numbers(3, 5).bfloat16(), numbers(4, 5, seed=1).bfloat16()
+    products_PC = multiply_bfloat16(pretend(left_PD), right_CD)
+    assert products_PC.dtype == torch.float32
+    np.testing.assert_allclose(products_PC.numpy(), left_PD.double().numpy() @ right_CD.double().numpy().T, rtol=1e-6)
 
 
 @ANYWHERE
