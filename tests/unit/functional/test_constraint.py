@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamask_pl.errors import BudgetError
+from datamask_pl.functional import constraint as constraint_module
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.budget import BudgetRule, Totals, apportion, budget, part_budgets
 from datamask_pl.functional.constraint import Constraint, Holdings
@@ -342,10 +343,92 @@ def test_a_plain_number_is_the_policy_without_a_constraint():
     assert torch.equal(constraint.fill(logits_N), top_k_mask(logits_N, 15))
 
 
-def test_equal_gradients_move_nothing():
+@pytest.mark.parametrize("gradient", [0.0, 0.1])
+def test_equal_gradients_move_nothing(gradient):
     constraint = constraints.make("groups", 12)
     p_N = constraint.probabilities(torch.zeros(12))
-    assert not constraint.ascent_direction(torch.full((12,), 0.1).double(), p_N).any()
+    assert constraint.ascent_direction(torch.full((12,), gradient).double(), p_N).tolist() == [0.0] * 12
+
+
+@pytest.mark.parametrize("unit", [2.0**-20, 2.0**20])
+def test_the_unit_of_costs_changes_nothing(unit):
+    def solve(factor):
+        cost_N = factor * torch.tensor([3.0, 1.0, 2.0, 5.0, 1.0, 4.0])
+        constraint = Constraint(Holdings.of(6, cost_N=cost_N), BudgetRule(0.4))
+        p_N = constraint.probabilities(logits_N)
+        return p_N, constraint.ascent_direction(gradient_N, p_N), constraint.typical_size
+
+    logits_N, gradient_N = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).double()
+    for found, expected in zip(solve(unit)[:2], solve(1.0)[:2], strict=True):
+        assert torch.allclose(found, expected, rtol=1e-9)
+    assert solve(unit)[2] == solve(1.0)[2] == 2  # 0.4 of six
+
+
+def test_at_least_one_sample_is_typical():
+    assert Constraint(Holdings.of(3, cost_N=torch.tensor([1.0, 100.0, 100.0])), BudgetRule(0.1)).typical_size == 1
+    assert Constraint(Holdings.of(4, cost_N=torch.ones(4)), BudgetRule(0.25)).typical_size == 1
+
+
+def test_what_may_keep_everything_is_certain_to_keep_it_whatever_the_costs_add_up_to():
+    cost_N = torch.tensor([2.0**24 + 1, 2.0], dtype=torch.float64)
+    constraint = Constraint(Holdings.of(2, cost_N=cost_N), BudgetRule(1.0))
+    assert constraint.probabilities(torch.tensor([-3.0, 5.0])).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_a_handful_of_newton_steps_find_the_thresholds(monkeypatch, kind):
+    monkeypatch.setattr(constraint_module, "MAX_NEWTON_STEPS", 12)
+    test_expected_cost_is_the_budget.hypothesis.inner_test(kind, 7, 3.0)
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_the_direction_has_a_root_mean_square_of_one_over_free_samples_with_costs_by_how_undecided_they_are(kind):
+    constraint = constraints.make(kind, 30)
+    p_N = constraint.probabilities(2 * torch.randn(30, generator=torch.Generator().manual_seed(1)))
+    direction_N = constraint.ascent_direction(torch.randn(30, generator=torch.Generator().manual_seed(2)).double(), p_N)
+    free_N = constraint.holdings.fate_N == 0
+    weight_N = free_N.double()
+    if constraint.has_costs:
+        weight_N *= constraint.holdings.cost_N * p_N * (1 - p_N)
+    assert float((weight_N * direction_N.square()).sum() / weight_N.sum()) == pytest.approx(1.0)
+
+
+def test_of_a_settled_group_the_center_is_the_mean_and_one_without_free_samples_has_none():
+    group_N = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    fate_N = torch.tensor([0, 0, 0, 1, 1, 0, 0, 0, 0], dtype=torch.int8)
+    holdings = Holdings.of(9, group_N=group_N, names=("settled", "kept", "open"), fate_N=fate_N)
+    constraint = Constraint(holdings, BudgetRule(0.5, {"kept": 1.0, "settled": 0.0}))
+    gradient_N = torch.tensor([1.0, 2.0, 6.0, 5.0, -4.0, 0.0, 1.0, 1.0, 2.0]).double()
+    p_N = constraint.probabilities(torch.zeros(9))
+    centered_N = gradient_N - torch.tensor([3.0, 3.0, 3.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    free_N = fate_N == 0
+    expected_N = centered_N / centered_N[free_N].square().mean().sqrt()
+    assert torch.allclose(constraint.ascent_direction(gradient_N, p_N), expected_N)
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_what_is_allowed_is_what_the_definition_allows(kind):
+    constraint = constraints.make(kind, 8)
+    found = [mask_N for mask_N in oracles.all_masks(8) if constraint.allows(torch.tensor(mask_N))]
+    assert np.array_equal(found, list(constraints.allowed_masks(constraint)))
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_filling_a_mask_adds_in_order_whatever_still_fits(kind):
+    rng = np.random.default_rng(0)
+    for seed in range(10):
+        constraint = constraints.make(kind, 20, seed=seed)
+        scores_N = torch.tensor(rng.permutation(20).astype(float))
+        start_N = constraint.fill(torch.tensor(rng.normal(size=20)))
+        start_N &= (constraint.holdings.fate_N > 0) | torch.tensor(rng.uniform(size=20) < 0.6)
+        before_N = start_N.clone()
+        expected_N = start_N.clone()
+        for row in scores_N.argsort(descending=True).tolist():
+            if not expected_N[row] and constraint.holdings.fate_N[row] == 0:
+                expected_N[row] = True
+                expected_N[row] = bool((constraint.room_left(expected_N) >= 0).all())
+        assert torch.equal(constraint.fill(scores_N, start_N=start_N), expected_N)
+        assert torch.equal(start_N, before_N)
 
 
 def test_groups_of_which_nothing_or_everything_is_kept_have_probabilities_zero_and_one():
