@@ -67,8 +67,7 @@ $(MUTATION_INSTALLED): requirements.lock
 	@touch $@
 
 mutation: $(MUTATION_INSTALLED)
-	OMP_NUM_THREADS=1 $(MUTATION_VENV)/bin/mutmut run $(MODULES:%='datamask_pl.functional.%.*')
-	$(MUTATION_VENV)/bin/mutmut results
+	OMP_NUM_THREADS=1 $(MUTATION_VENV)/bin/python tools/mutation.py $(MODULES)
 
 sbom: $(INSTALLED)
 	$(BIN)/python tools/sbom.py requirements.lock > sbom.json

@@ -58,7 +58,7 @@ def draw(logits_N: Tensor, constraint: Constraint, *, generator: torch.Generator
     mask_N = constraint.fill(keys_N)
     order = constraint.by_score(keys_N)
     order = order[mask_N[constraint.rows_F[order]]]
-    last_step_F = torch.full_like(constraint.rows_F, -1)
+    last_step_F = torch.empty_like(constraint.rows_F)
     drawn, log_times = [], []
     start = 0
     for group, (length, room) in enumerate(zip(constraint.lengths, constraint.room_G, strict=True)):

@@ -267,7 +267,7 @@ class Constraint:
         mean_G = self.sums(gradient_F) / self._free_cost_G
         center_G = torch.where(total_G > 0, self.sums(variance_F * gradient_F) / total_G, mean_G)
         # a group of which nothing is free has no center
-        center_G = center_G.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        center_G = center_G.nan_to_num()
         cost_N = self.holdings.cost_N
         per_cost_N = gradient_N if cost_N is None else gradient_N / cost_N
         centered_N = per_cost_N - center_G[self.holdings.group_N]

@@ -18,8 +18,8 @@ def make(kind, num_samples, *, seed=0, select_ratio=0.5, is_part=False):
     if "cost" in kind:
         cost_N = torch.tensor(rng.integers(1, 8, size=num_samples)).double()
     if "group" in kind:
-        names = ("a", "b")
-        group_N = torch.tensor(np.arange(num_samples) % 3 // 2)
+        names = ("a", "b", "c") if "three" in kind else ("a", "b")
+        group_N = torch.tensor(np.arange(num_samples) % 3 // (1 if "three" in kind else 2))
     if "ratios" in kind:
         group_budget = {"a": 0.75}
     if "forced" in kind:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamask_pl.errors import BudgetError
-from datamask_pl.functional.budget import budget, share_of
+from datamask_pl.functional.budget import BudgetRule, budget, share_of
 
 RATIOS = st.floats(min_value=0.0, max_value=1.0, exclude_min=True)
 # The ratios that people write.
@@ -80,6 +80,12 @@ def test_the_error_names_ratio_block_and_remedy():
 def test_a_ratio_outside_of_zero_to_one_is_an_error_that_names_it(ratio):
     with pytest.raises(BudgetError, match=re.escape(f"got {ratio}")):
         budget(ratio, 100)
+
+
+def test_a_rule_that_keeps_nothing_of_any_block_is_an_error_at_once():
+    assert BudgetRule(0.51 / 2**62).select_ratio > 0
+    with pytest.raises(BudgetError, match="keeps 0 of"):
+        BudgetRule(0.49 / 2**62)
 
 
 def test_an_empty_block_is_an_error():

@@ -8,7 +8,7 @@ import torch
 
 from datamask_pl.functional import plackett_luce
 from datamask_pl.functional.budget import BudgetRule
-from datamask_pl.functional.constrained_draws import draw, log_prob, score
+from datamask_pl.functional.constrained_draws import draw, gumbel_keys, log_prob, score
 from datamask_pl.functional.constraint import Constraint, Holdings
 
 LOGITS_N = torch.tensor([0.3, -0.2, 0.8, 0.0, -0.5, 0.1], dtype=torch.float64)
@@ -27,7 +27,7 @@ def order_of(constraint, drawn):
     return tuple(rows)
 
 
-@pytest.mark.parametrize("kind", constraints.KINDS)
+@pytest.mark.parametrize("kind", [*constraints.KINDS, "three groups"])
 class TestDraw:
     def test_log_prob_is_that_of_the_enumerated_draw(self, kind):
         constraint = constraints.make(kind, 6)
@@ -87,6 +87,35 @@ class TestDraw:
         missing = sum(p for order, p in probability.items() if order not in seen)
         bound = missing * float(np.abs(value_N).sum()) ** 2 * 7
         assert np.allclose(analytic_N.numpy(), numeric_N, atol=1e-7 + bound)
+
+
+@pytest.mark.parametrize("kind", [*constraints.KINDS, "three groups"])
+def test_the_time_of_a_group_is_that_of_its_last_ring(kind):
+    """The clock of a sample rings at an exponential time divided by its weight; keys are minus its logarithm."""
+    constraint = constraints.make(kind, 9)
+    logits_N = torch.linspace(-1.0, 1.0, 9, dtype=torch.float64)
+    drawn = draw(logits_N, constraint, generator=torch.Generator().manual_seed(1))
+    noise_N = torch.empty(9, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(1))
+    time_N = noise_N / logits_N.exp()
+    assert len(drawn.log_times) == len(constraint.lengths)
+    for rows, chosen, log_time in zip(
+        constraint.rows_F.split(constraint.lengths), drawn.drawn, drawn.log_times, strict=True
+    ):
+        rang = rows[drawn.mask_N[rows]]
+        assert rows[chosen].tolist() == rang[time_N[rang].argsort()].tolist()
+        assert log_time.exp().tolist() == pytest.approx(time_N[rang].sort().values[-1:].tolist(), rel=1e-12)
+
+
+def test_randomness_comes_from_the_generator_alone_in_float64():
+    constraint = constraints.make("groups and costs", 6)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one, other = (draw(LOGITS_N, constraint, generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert order_of(constraint, one) == order_of(constraint, other)
+    keys_N = gumbel_keys(torch.zeros(1000), generator=torch.Generator().manual_seed(0))
+    assert keys_N.dtype == torch.float64
+    assert bool((keys_N != keys_N.float()).any())
 
 
 def test_a_plain_number_is_plackett_luce():

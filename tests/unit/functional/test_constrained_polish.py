@@ -5,8 +5,10 @@ import problems
 import pytest
 import torch
 
-from datamask_pl.functional import constrained_polish
+from datamask_pl.functional import constrained_polish, rounding
+from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constrained_polish import polish_within
+from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.joint_objective import JointObjective
 
 SCALES = torch.ones(2, dtype=torch.float64)
@@ -80,6 +82,152 @@ def test_exchanges_keep_the_constraint_and_never_lose(kind, has_features):
         assert value >= solver.oracle(start_N.numpy()) - 1e-12
         num_improved += value > solver.oracle(start_N.numpy()) + 1e-9
     assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_at_the_end_no_single_exchange_is_better(monkeypatch, kind):
+    monkeypatch.setattr(constrained_polish, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_SINGLES", 24)
+    for seed in range(4):
+        solver = Solver(constraints.make(kind, 14, seed=seed), "disf", seed=seed)
+        mask_N, value = solver.polish(solver.ground.top_k(torch.zeros(14)))
+        for added in (~mask_N).nonzero().squeeze(1).tolist():
+            for removed in mask_N.nonzero().squeeze(1).tolist():
+                trial_N = mask_N.clone()
+                trial_N[added], trial_N[removed] = True, False
+                if solver.constraint.allows(trial_N) and is_full(solver.constraint, trial_N):
+                    assert solver.oracle(trial_N.numpy()) <= value + 1e-12
+
+
+def test_up_to_twelve_free_samples_all_are_tried_and_gains_not_asked_for():
+    solver = Solver(constraints.make("groups", 12), "disf")
+    mask_N = solver.ground.top_k(torch.zeros(12))
+    polish_within(mask_N, solver.constraint, values=solver.values, gains=lambda mask_N: pytest.fail("not needed"))
+
+
+class Looked(Exception):  # noqa: N818
+    """Ends a search that has found its candidates."""
+
+
+def candidates_of(monkeypatch, mask_N, constraint, gain_N, features=None):
+    """What comes in and what goes, in order."""
+    seen = []
+
+    def match(added, removed, *_, **__):
+        seen.extend([added.tolist(), removed.tolist()])
+        raise Looked
+
+    monkeypatch.setattr(constrained_polish, "match", match)
+    with pytest.raises(Looked):
+        polish_within(
+            mask_N, constraint, values=lambda masks_RN: torch.zeros(len(masks_RN)), gains=lambda mask_N: gain_N,
+            features=features,
+        )  # fmt: skip
+    return seen
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_candidates_are_those_of_the_largest_gain_per_cost_beside_the_mean_of_their_group(monkeypatch, kind):
+    constraint = constraints.make(kind, 30)
+    holdings = constraint.holdings
+    fate_N, group_N = holdings.fate_N.tolist(), holdings.group_N.tolist()
+    gain_N = torch.randn(30, generator=torch.Generator().manual_seed(0)).double() + 3 * holdings.group_N
+    per_cost = (gain_N / (1.0 if holdings.cost_N is None else holdings.cost_N)).tolist()
+    free = [row for row in range(30) if fate_N[row] == 0]
+    mean = [
+        np.mean([per_cost[row] for row in free if group_N[row] == group]) for group in range(2 if max(group_N) else 1)
+    ]
+    mask_N = constraint.fill(torch.zeros(30))
+    best_first = sorted(free, key=lambda row: mean[group_N[row]] - per_cost[row])
+    added, removed = candidates_of(monkeypatch, mask_N, constraint, gain_N)
+    assert added == [row for row in best_first if not mask_N[row]]
+    assert removed == [row for row in best_first[::-1] if mask_N[row]]
+
+
+def test_a_group_of_one_free_sample_is_beside_its_own_mean(monkeypatch):
+    holdings = Holdings.of(15, group_N=torch.tensor([0] * 14 + [1]), names=("many", "one"))
+    constraint = Constraint(holdings, BudgetRule(0.5, {"one": 0.0}))
+    gain_N = torch.cat([torch.linspace(-0.4, 0.4, 14), torch.tensor([9.0])]).double()
+    added, _ = candidates_of(monkeypatch, constraint.fill(-gain_N), constraint, gain_N)
+    assert added == [13, 12, 11, 10, 9, 8, 7, 14]
+
+
+def test_of_candidates_with_the_same_features_the_best_alone_is_looked_at(monkeypatch):
+    constraint = constraints.make("groups", 20)
+    mask_N = constraint.fill(torch.zeros(20))
+    gain_N = torch.randn(20, generator=torch.Generator().manual_seed(0)).double()
+    everyone = candidates_of(monkeypatch, mask_N, constraint, gain_N)
+    chosen = candidates_of(monkeypatch, mask_N, constraint, gain_N, lambda rows: torch.eye(5)[rows % 5])
+    for among, first in zip(everyone, chosen, strict=True):
+        assert first == [
+            row for place, row in enumerate(among) if row % 5 not in {other % 5 for other in among[:place]}
+        ]
+
+
+def test_a_match_uses_what_is_left_of_the_budget_to_the_last_and_promises_something():
+    def match(cost_N, gain_N, room):
+        constraint = Constraint(Holdings.of(4, cost_N=torch.tensor(cost_N)), BudgetRule(0.9))
+        room_G, gain_N = torch.tensor([room]).double(), torch.tensor(gain_N).double()
+        added, removed = torch.tensor([0, 1]), torch.tensor([2, 3])
+        return constrained_polish.match(added, removed, constraint, gain_N=gain_N, room_G=room_G).tolist()
+
+    assert match([1.0, 4.0, 1.0, 2.0], [5.0, 4.0, 0.0, 1.0], 2.0) == [[0, 2], [1, 3]]
+    assert match([1.0, 4.0, 1.0, 2.0], [5.0, 4.0, 0.0, 1.0], 1.0) == [[0, 2]]
+    assert match([3.0, 9.0, 2.0, 2.0], [5.0, 4.0, 1.0, 0.0], 1.0) == [[0, 3]]
+    assert match([3.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0], 1.0) == []
+
+
+def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one():
+    mask_N = torch.arange(12) >= 6
+    pairs_P2 = torch.stack([torch.arange(5), torch.arange(6, 11)], dim=1)
+    changed_RN = constrained_polish._joint(mask_N, pairs_P2) != mask_N
+    expected = [sorted([*range(count), *range(6, 6 + count)]) for count in (5, 2, 1)]
+    assert [changed_N.nonzero().squeeze(1).tolist() for changed_N in changed_RN] == expected
+    assert constrained_polish._joint(mask_N, pairs_P2[:0]).shape == (0, 12)
+
+
+@pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
+def test_a_trial_is_completed_by_what_still_fits(kind):
+    constraint = constraints.make(kind, 16)
+    gain_N = torch.randn(16, generator=torch.Generator().manual_seed(1)).double()
+    trials_RN = torch.stack(
+        [constraint.fill(torch.randn(16, generator=torch.Generator().manual_seed(s))) for s in (2, 3)]
+    )
+    trials_RN &= torch.rand(2, 16, generator=torch.Generator().manual_seed(4)) < 0.7
+    trials_RN |= constraint.kept()
+    completed_RN = constrained_polish._completed(trials_RN, constraint, gain_N)
+    for trial_N, completed_N in zip(trials_RN, completed_RN, strict=True):
+        assert torch.equal(completed_N & trial_N, trial_N)
+        assert constraint.allows(completed_N)
+        assert is_full(constraint, completed_N)
+
+
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_singles_are_all_exchanges_within_a_group_that_the_budget_allows(monkeypatch, kind):
+    monkeypatch.setattr(rounding, "NUM_SINGLES", 20)
+    monkeypatch.setattr(rounding, "NUM_CANDIDATES", 20)
+    constraint = constraints.make(kind, 14)
+    mask_N = constraint.fill(torch.zeros(14))
+    found = {tuple(trial_N.tolist()) for trial_N in constrained_polish._singles(mask_N, constraint, torch.zeros(14))}
+    expected, group_N = set(), constraint.holdings.group_N
+    for added in (~mask_N).nonzero().squeeze(1).tolist():
+        for removed in mask_N.nonzero().squeeze(1).tolist():
+            trial_N = mask_N.clone()
+            trial_N[added], trial_N[removed] = True, False
+            if group_N[added] == group_N[removed] and constraint.allows(trial_N):
+                expected.add(tuple(trial_N.tolist()))
+    assert found == expected
+
+
+@pytest.mark.parametrize("num_samples", [8, 20])
+def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
+    constraint = constraints.make("groups", num_samples)
+    start_N = constraint.fill(torch.zeros(num_samples))
+    mask_N, value = polish_within(
+        start_N, constraint, values=lambda masks_RN: torch.zeros(len(masks_RN)), gains=lambda mask_N: torch.randn(20)
+    )
+    assert torch.equal(mask_N, start_N)
+    assert value == 0.0
 
 
 @pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])

@@ -70,9 +70,10 @@ def test_a_constant_added_to_the_slopes_changes_nothing():
     )
 
 
-def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit():
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit(unit):
     logits_N = torch.randn(50, generator=generator(), dtype=torch.float64)
-    slopes_N = torch.randn(50, generator=generator(1), dtype=torch.float64)
+    slopes_N = unit * torch.randn(50, generator=generator(1), dtype=torch.float64)
     group = draw_group(logits_N, 5, generators=[generator(seed) for seed in range(24)])
     masks_RN = masks_of(group.draws_RK, 50)
     whole_N = linear_gradient_sum(logits_N, masks_RN, group.log_times_R, slopes_N, num_rollouts=24)

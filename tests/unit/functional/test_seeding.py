@@ -10,6 +10,15 @@ def test_the_finaliser_is_splitmix64():
     assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
+def test_a_seed_is_the_finaliser_of_each_integer_added_to_what_came_before():
+    """Of other seeds a saved run would draw other masks."""
+    for integers in [(), (5,), (5, 0), (2**64 - 1, 1, 3), (1, 2**63)]:
+        state = _mix(len(integers))
+        for integer in integers:
+            state = _mix((state + integer) % 2**64)
+        assert derive_seed(*integers) == state % 2**63
+
+
 def test_seeds_fit_what_a_torch_generator_takes():
     assert all(0 <= derive_seed(seed, 5) < 2**63 for seed in (0, 1, 2**63 - 1, 2**64 - 1))
 

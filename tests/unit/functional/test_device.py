@@ -1,0 +1,314 @@
+import ctypes
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from pretended_accelerator import pretend
+
+from datamask_pl.functional import device
+from datamask_pl.functional.device import (
+    backend,
+    fits,
+    give_back_memory,
+    kth_largest,
+    move,
+    multiplies_bfloat16,
+    multiply_bfloat16,
+    one_thread_each,
+    pack_bits,
+    pair_products,
+    positions,
+    positions_from,
+    rows_at_once,
+    smallest,
+    stable_order,
+    take_rows,
+    unpack_bits,
+)
+
+CPU, GPU, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
+ANYWHERE = pytest.mark.parametrize("where", [lambda tensor: tensor, pretend], ids=["cpu", "pretended"])
+
+
+def numbers(*shape, seed=0):
+    return torch.tensor(np.random.default_rng(seed).normal(size=shape), dtype=torch.float32)
+
+
+# ---- what a device is asked ------------------------------------------------------------------------------------------
+
+
+def test_a_block_may_take_half_of_what_is_free_on_a_gpu_and_anything_on_a_cpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda which: asked.append(which) or (1000, 9000))
+    assert [fits(size, GPU) for size in (499, 500, 501)] == [True, True, False]
+    assert asked == [GPU] * 3
+    assert fits(2**60, CPU)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_a_gpu_multiplies_bfloat16_since_ampere(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda which: capability if which is GPU else None)
+    assert multiplies_bfloat16(GPU) is expected
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({}, False),
+        ({"avx512_bf16": False, "amx_bf16": False}, False),
+        ({"avx512_bf16": True}, True),
+        ({"amx_bf16": True}, True),
+    ],
+)
+def test_a_cpu_multiplies_bfloat16_if_it_says_so(monkeypatch, capabilities, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert multiplies_bfloat16(CPU) is expected
+    assert multiplies_bfloat16(META) is False
+
+
+def test_a_torch_that_does_not_tell_does_not_multiply_bfloat16(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert multiplies_bfloat16(CPU) is False
+
+
+def test_a_gpu_takes_four_times_the_rows_and_two_process_groups():
+    assert [rows_at_once(7, where) for where in (CPU, GPU)] == [7, 28]
+    assert [backend(where) for where in (CPU, GPU)] == ["gloo", "cpu:gloo,cuda:nccl"]
+
+
+def test_a_tensor_is_moved_to_the_device():
+    tensor = torch.ones(2)
+    assert move(tensor, CPU) is tensor
+    assert move(tensor, META).device == META
+
+
+class Moved:
+    """Stands for a tensor, and writes down how it is moved."""
+
+    def __init__(self, where):
+        self.device, self.calls = where, []
+
+    def pin_memory(self):
+        self.calls.append("pinned")
+        return self
+
+    def to(self, *where, **options):
+        self.calls.append((*where, options))
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "expected"),
+    [(CPU, GPU, ["pinned", (GPU, {"non_blocking": True})]), (GPU, GPU, [(GPU, {})]), (GPU, CPU, [(CPU, {})])],
+)
+def test_from_the_host_to_a_gpu_it_is_moved_through_pinned_memory_and_nothing_waits(origin, target, expected):
+    tensor = Moved(origin)
+    move(tensor, target)
+    assert tensor.calls == expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "functions", "expected"),
+    [("linux", ["malloc_trim"], [0]), ("linux", [], []), ("darwin", ["malloc_trim"], [])],
+)
+def test_memory_is_given_back_where_glibc_can(monkeypatch, platform, functions, expected):
+    trimmed, asked = [], []
+
+    class Library:
+        def __init__(self, name):
+            asked.append(name)
+            for function in functions:
+                setattr(self, function, trimmed.append)
+
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    give_back_memory()
+    assert trimmed == expected
+    assert asked == ([None] if platform == "linux" else [])
+
+
+# ---- the same on any device ------------------------------------------------------------------------------------------
+
+
+def test_rows_are_a_view_of_a_slice_and_a_copy_of_others():
+    tensor_ND = numbers(6, 2)
+    assert take_rows(tensor_ND, slice(1, 4)).data_ptr() == tensor_ND[1:].data_ptr()
+    is_wanted_N = torch.tensor([True, False, False, True, False, True])
+    for rows in (torch.tensor([5, 0, 5]), is_wanted_N):
+        np.testing.assert_array_equal(take_rows(tensor_ND, rows), tensor_ND.numpy()[rows.numpy()])
+
+
+@ANYWHERE
+@pytest.mark.parametrize("num_selected", [1, 10, 20, 21, 40])
+def test_the_smallest_come_in_order(num_selected, where):
+    keys_N = numbers(40)
+    expected = sorted(range(40), key=keys_N.tolist().__getitem__)[:num_selected]
+    assert smallest(where(keys_N), num_selected).tolist() == expected
+
+
+@ANYWHERE
+@pytest.mark.parametrize("num_selected", [1, 500, 1500, 2500, 4999])
+def test_of_many_the_smallest_come_in_order(num_selected, where):
+    """Few are sorted as a whole, wherever they are cut."""
+    for seed in range(3):
+        keys_N = torch.tensor(np.random.default_rng(seed).permutation(5000), dtype=torch.float64)
+        assert smallest(where(keys_N), num_selected).tolist() == keys_N.argsort()[:num_selected].tolist()
+
+
+@ANYWHERE
+def test_positions_are_those_of_what_is_wanted(where):
+    is_wanted_N = numbers(50) > 0
+    expected = [row for row, is_wanted in enumerate(is_wanted_N.tolist()) if is_wanted]
+    assert positions(where(is_wanted_N)).tolist() == expected
+
+
+@ANYWHERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [1, 4, 9])
+def test_the_kth_largest_is_that_of_sorting(rank, dtype, where):
+    values_RC = numbers(5, 9).to(dtype)
+    before_RC = values_RC.clone()
+    expected = [sorted(row, reverse=True)[rank - 1] for row in values_RC.tolist()]
+    found_R = kth_largest(where(values_RC), rank)
+    assert found_R.dtype == dtype
+    assert found_R.tolist() == expected
+    assert torch.equal(values_RC, before_RC)
+
+
+@ANYWHERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("low", [0.0, -3.0])
+def test_a_value_is_wanted_by_its_row_or_by_its_column(low, dtype, where):
+    """With bounds that are not positive, bits of negative numbers would order the wrong way round."""
+    values_RC, bound_R, bound_C = (numbers(*shape, seed=len(shape)).to(dtype) for shape in ((5, 9), (5,), (9,)))
+    bound_R, bound_C = bound_R.abs() + 0.1 + low, bound_C.abs() + 0.1 + low
+    bound_R[0], bound_C[1] = values_RC[0, 3], values_RC[4, 1]  # exactly at the bound
+    for low_R, low_C in [(bound_R, None), (None, bound_C), (bound_R, bound_C)]:
+        expected = [
+            r * 9 + c
+            for r, row in enumerate(values_RC.tolist())
+            for c, value in enumerate(row)
+            if (low_R is not None and value >= low_R.tolist()[r]) or (low_C is not None and value >= low_C.tolist()[c])
+        ]
+        found = positions_from(where(values_RC), low_R, low_C)
+        assert found.tolist() == expected
+        assert found.dtype == torch.int64
+
+
+@ANYWHERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_minus_zero_is_wanted_where_zero_is(dtype, where):
+    values_RC = torch.tensor([[0.0, -0.0, -1.0, 1.0]], dtype=dtype)
+    assert positions_from(where(values_RC), torch.zeros(1, dtype=dtype), None).tolist() == [0, 1, 3]
+
+
+def test_a_gpu_adds_products_of_bfloat16_up_in_float32_and_returns_them_so(monkeypatch):
+    def product(left_PD, right_DC, *, out_dtype):
+        return (left_PD.double() @ right_DC.double()).to(out_dtype)
+
+    monkeypatch.setattr(torch, "mm", product)
+    left_PD, right_CD = numbers(3, 5).bfloat16(), numbers(4, 5, seed=1).bfloat16()
+    products_PC = multiply_bfloat16(pretend(left_PD), right_CD)
+    assert products_PC.dtype == torch.float32
+    np.testing.assert_allclose(products_PC.numpy(), left_PD.double().numpy() @ right_CD.double().numpy().T, rtol=1e-6)
+
+
+@ANYWHERE
+@pytest.mark.parametrize("num_pairs", [0, 1, 4, 30])
+def test_pairs_are_multiplied_wherever_they_are_cut(monkeypatch, num_pairs, where):
+    monkeypatch.setattr(device, "GPU_PAIRS", 4)
+    left_PD, right_CD = numbers(6, 3), numbers(8, 3, seed=1)
+    rng = np.random.default_rng(2)
+    row_E = torch.tensor(np.sort(rng.integers(0, 6, size=num_pairs)))
+    column_E = torch.tensor(rng.integers(0, 8, size=num_pairs))
+    products_PC = left_PD.double().numpy() @ right_CD.double().numpy().T
+    found_E = pair_products(where(left_PD), where(right_CD), row_E, column_E)
+    np.testing.assert_allclose(found_E.numpy(), products_PC[row_E.numpy(), column_E.numpy()], rtol=1e-5, atol=1e-6)
+
+
+@ANYWHERE
+@pytest.mark.parametrize("num_flags", [1, 8, 19])
+def test_packed_flags_come_back(num_flags, where):
+    is_set_NR = numbers(11, num_flags) > 0
+    packed_NB = pack_bits(where(is_set_NR))
+    assert packed_NB.dtype == torch.uint8
+    flags_NR = unpack_bits(packed_NB, num_flags)
+    assert flags_NR.dtype == torch.uint8
+    assert flags_NR.tolist() == is_set_NR.int().tolist()
+
+
+def test_eight_flags_take_a_byte_on_a_cpu():
+    assert pack_bits(torch.ones(3, 17, dtype=torch.bool)).shape == (3, 3)
+
+
+@ANYWHERE
+@pytest.mark.parametrize("num_labels", [3, 2**16, 2**16 + 1, 2**40])
+def test_equal_labels_stay_in_order(num_labels, where):
+    labels = np.random.default_rng(0).integers(0, 3, size=200)
+    labels[labels == 2] = num_labels - 1
+    expected = sorted(range(200), key=labels.__getitem__)
+    assert stable_order(where(torch.tensor(labels)), num_labels).tolist() == expected
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_threads():
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+def whose(*arguments):
+    return threading.get_ident(), torch.get_num_threads(), arguments
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_tasks_run_side_by_side_on_one_thread_each_and_give_the_threads_back():
+    meeting = threading.Barrier(3)  # none goes on before all are there
+    with one_thread_each(CPU) as start:
+        waiting = [start(lambda place: (meeting.wait(30), whose(place))[1], place) for place in range(3)]
+        results = [wait() for wait in waiting]
+        again = start(whose, 1, 2)()
+    assert [arguments for _, _, arguments in results] == [(0,), (1,), (2,)]
+    assert {num_threads for _, num_threads, _ in results} == {1}
+    assert len({ident for ident, _, _ in results} - {threading.get_ident()}) == 3
+    assert again[1:] == (1, (1, 2))
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_what_was_not_begun_when_the_body_fails_is_never_done():
+    release, begun = threading.Event(), []
+
+    def hold(place):
+        begun.append(place)
+        release.wait(30)
+
+    def fail():
+        with one_thread_each(CPU) as start:
+            for place in range(9):
+                start(hold, place)
+            threading.Timer(0.05, release.set).start()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(begun) < 9
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(("where", "num_threads"), [(CPU, 1), (GPU, 3)])
+def test_on_a_gpu_and_on_one_thread_tasks_run_where_they_are_started(where, num_threads):
+    torch.set_num_threads(num_threads)
+    try:
+        with one_thread_each(where) as start:
+            done = []
+            wait = start(lambda place: done.append(place) or whose(place), 7)
+            assert done == [7]
+            assert wait() == (threading.get_ident(), num_threads, (7,))
+            assert done == [7]
+    finally:
+        torch.set_num_threads(1)
