@@ -13,7 +13,7 @@ from datamask_pl.data.types import BlockResult, Values, group_budgets_of
 from datamask_pl.functional import constrained_draws, plackett_luce
 from datamask_pl.functional.constrained_polish import polish_within
 from datamask_pl.functional.device import give_back_memory
-from datamask_pl.functional.rounding import polish
+from datamask_pl.functional.rounding import Interactions, polish
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
@@ -106,8 +106,9 @@ def round_logits(
     if ground.constraint is not None:
         return polish_within(best_N, ground.constraint, values=values, gains=gains, features=ground.centered)[0]
 
-    def interactions(rows: Tensor, others: Tensor) -> Tensor:
-        return objective.interactions(rows, others, ground, scales)
+    def interactions(rows_P: Tensor) -> Interactions:
+        pool = ground.part(rows_P)
+        return lambda places, others: objective.interactions(places, others, pool, scales)
 
     return polish(
         best_N,

@@ -5,7 +5,8 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from datamask_pl import feature_sums
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import disf, facility_location, pairwise
-from datamask_pl.functional.device import pack_bits
+from datamask_pl.functional.device import pack_bits, take_rows
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.ground_set import GroundSet
@@ -44,9 +45,10 @@ MAX_GRAM_SAMPLES = 4096
 class Quality(ClosedFormObjective):
     """Mean scaled quality of the set. Exact in every estimator."""
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
-        return torch.zeros((), device=rows.device).expand(rows.numel(), others.numel())
+        num_rows = take_rows(ground.quality_N, rows).numel()
+        return torch.zeros((), device=others.device).expand(num_rows, others.numel())
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
@@ -90,7 +92,7 @@ class PairwiseSimilarity(ClosedFormObjective):
         squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
         return pairwise.pairwise_interactions(
             ground.features(rows), ground.features(others), num_selected=ground.num_selected
@@ -136,6 +138,8 @@ class DiSF(ClosedFormObjective):
             return torch.stack(values)
         if ground.num_samples <= MAX_GRAM_SAMPLES:
             return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
+        if len(masks_RN) == 1:
+            return disf.disf_value(self._moment_of_mask(masks_RN[0], ground), num_selected=k)[None]
         return torch.stack([disf.disf_value(moment, num_selected=k) for moment in self._moments(masks_RN, ground)])
 
     def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
@@ -147,18 +151,30 @@ class DiSF(ClosedFormObjective):
         """See `Objective.has_interactions`."""
         return not self.standardize
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
         return disf.disf_interactions(ground.centered(rows), ground.centered(others), num_selected=ground.num_selected)
 
     def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected
-        moment_DD = self._moment(p_N, ground)
+        if bool(((p_N == 0) | (p_N == 1)).all()):
+            moment_DD = self._moment_of_mask(p_N == 1, ground)
+        else:
+            quick = disf.quick_moment if ground.multiplies_bfloat16 else disf.weighted_moment
+            moment_DD = self._moment(p_N, ground, multiply=quick)
         fourth_power_N = ground.cached(
             "fourth_power",
-            lambda: ground.map_over_slices(lambda rows: ground.centered(rows).square().sum(1).double().square()),
+            lambda: self._by_pieces(lambda rows: ground.centered(rows).square().sum(1).double().square(), ground),
         )
-        forms_N = ground.map_over_slices(lambda rows: disf.quadratic_forms(ground.centered(rows), moment_DD))
+        squared_norm_N = fourth_power_N.sqrt()
+
+        def forms(rows: slice) -> Tensor:
+            centered_CD = ground.centered(rows)
+            if ground.multiplies_bfloat16:
+                return disf.quick_quadratic_forms(centered_CD, moment_DD, squared_norm_N[rows])
+            return disf.quadratic_forms(centered_CD, moment_DD)
+
+        forms_N = self._by_pieces(forms, ground)
         gradient_N = -(2 * forms_N + (1 - 2 * p_N) * fourth_power_N) / k**2
         return Expectation(disf.disf_expectation(moment_DD, p_N, fourth_power_N, num_selected=k), gradient_N)
 
@@ -181,6 +197,21 @@ class DiSF(ClosedFormObjective):
         """See `Objective.size_slope`."""
         return found.size_slope if isinstance(found, _WithSizeSlope) else -2.0 * found.value / ground.num_selected
 
+    @staticmethod
+    def _by_pieces(part: Callable[[slice], Tensor], ground: GroundSet) -> Tensor:
+        """One value a row, of pieces that stay in the caches: float64 (N,). Collective."""
+        return ground.map_over_slices(
+            lambda rows: torch.cat([part(piece) for piece in disf.pieces(rows, ground.device)])
+        )
+
+    @classmethod
+    def _moment_of_mask(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:
+        """The moment of a mask; that of the last one is kept, for after its value its gains are asked for."""
+        last: list[tuple[Tensor, Tensor]] = ground.cached("last_mask_and_moment", list)
+        if not last or not torch.equal(last[0][0], mask_N):
+            last[:] = [(mask_N.clone(), cls._moment(mask_N, ground))]
+        return last[0][1]
+
     @classmethod
     def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
         """The moment of each mask; a mask close to the one before is reached by what differs."""
@@ -195,7 +226,13 @@ class DiSF(ClosedFormObjective):
             yield moment_DD
 
     @staticmethod
-    def _moment(weights_N: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Tensor:
+    def _moment(
+        weights_N: Tensor,
+        ground: GroundSet,
+        *,
+        dtype: torch.dtype | None = None,
+        multiply: Callable[[Tensor, Tensor], Tensor] = disf.weighted_moment,
+    ) -> Tensor:
         """Sum of w z z^T, multiplied in `dtype`: in float32 a constant dimension keeps a variance that is all noise."""
         ground.mean()  # collective when first asked for: never from within a rank's own slices
 
@@ -208,8 +245,9 @@ class DiSF(ClosedFormObjective):
             kept = weights_C.nonzero().squeeze(1)
             # a mask keeps a tenth of the rows, and a settled p not many more
             if kept.numel() < weights_C.numel() // 2:
-                return disf.weighted_moment(centered(kept + rows.start), weights_C[kept])
-            return disf.weighted_moment(centered(rows), weights_C)
+                return multiply(centered(kept + rows.start), weights_C[kept])
+            moments = (multiply(centered(piece), weights_N[piece]) for piece in disf.pieces(rows, ground.device))
+            return functools.reduce(torch.Tensor.add_, moments)
 
         # |z_a z_b| <= |x|^2 + 3 <= 4
         return ground.sum_over_slices(part, bound=4.0 * ground.num_samples)
