@@ -5,7 +5,6 @@ Shapes: N samples, V samples whose lists a rank holds, P samples of a panel, C s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +36,7 @@ class NeighborTable:
         similarity_TV: (T, V), max(0, cosine), not increasing along T; float16 where the search was approximate.
         neighbor_TV: int32 (T, V), rows of the neighbours, the sample itself first.
         rows_V: int64 (V,), the samples.
-        chunks: parts of V; their edges do not depend on the number of ranks.
+        chunks: parts of V that are walked at once; what is found of a sample does not depend on its chunk.
         recall: share of true neighbours that are in the lists; 1 where the search was exact.
     """
 
@@ -131,16 +130,9 @@ def _own_part(edges: list[int], sharers: RankGroup) -> slice:
 
 def _chunks(edges: list[int], sharers: RankGroup, device: torch.device) -> list[slice]:
     """This rank's parts of the table, counted from its first row."""
-
-    def of_share() -> Iterator[slice]:
-        num_rows = rows_at_once(facility_location.LIST_ROWS, device)
-        share = sharers.share(len(edges) - 1)
-        for index in share:
-            for start in range(edges[index], edges[index + 1], num_rows):
-                first = edges[share.start]
-                yield slice(start - first, min(start + num_rows, edges[index + 1]) - first)
-
-    return list(of_share())
+    own = _own_part(edges, sharers)
+    num_samples, num_rows = own.stop - own.start, rows_at_once(facility_location.LIST_ROWS, device)
+    return [slice(start, min(start + num_rows, num_samples)) for start in range(0, num_samples, num_rows)]
 
 
 def _whole(table: NeighborTable, edges: list[int], sharers: RankGroup) -> NeighborTable:

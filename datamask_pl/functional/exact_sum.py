@@ -30,6 +30,19 @@ def round_to_grid(values: Tensor, *, bound: float) -> Tensor:
         >>> bool((parts[0] + parts[1]) + parts[2] == parts[0] + (parts[1] + parts[2]))
         True
     """
+    scale = grid_scale(bound)
+    return (values.double() * scale).round_().mul_(1 / scale)
+
+
+def grid_scale(bound: float) -> float:
+    """The power of two by which the numbers of `round_to_grid` are whole: for those who round where numbers are made.
+
+    Args:
+        bound: as there.
+
+    Example:
+        >>> grid_scale(1.0) == 2**51
+        True
+    """
     # One bit in reserve: rounding up may push the sum of n values past the bound by n half grid steps.
-    exponent = math.ceil(math.log2(bound)) - FLOAT64_MANTISSA_BITS + 1
-    return (values.double() * 2.0**-exponent).round_().mul_(2.0**exponent)
+    return 2.0 ** (FLOAT64_MANTISSA_BITS - 1 - math.ceil(math.log2(bound)))

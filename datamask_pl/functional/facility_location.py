@@ -9,6 +9,7 @@ Shapes: N samples, V samples whose lists are held, T neighbours, R masks, K kept
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from datamask_pl.functional.device import unpack_bits
 
-# Samples whose lists are walked at once: 60 x 8192 float32 stays in a core's second-level cache.
+# Samples whose lists are walked at once: a row of them takes longer than its operation's start, a matrix 2 MiB.
 LIST_ROWS = 8192
 # Lists are walked this far before those that have ended are set aside.
 COMPACT_EVERY = 16
+# Chances below this count nothing, and are looked for after so many neighbours: smaller ones would become subnormal.
+NEGLIGIBLE_CHANCE, LOOK_EVERY = 2.0**-60, 4
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,76 @@ class ExpectedCoverage:
     left_out_V: Tensor
 
 
-def expected_coverage(similarity_TV: Tensor, p_TV: Tensor) -> ExpectedCoverage:
+class WalkBuffers:
+    """Memory that walks along lists use again and again; fresh pages would take as long as the walk.
+
+    Args:
+        num_neighbors: T.
+        num_samples: V, the longest chunk.
+        dtype: float, of the probabilities.
+        device: where.
+    """
+
+    def __init__(self, num_neighbors: int, num_samples: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._num_neighbors = num_neighbors
+        size = num_neighbors * num_samples
+        # one by one: where a process's memory is limited, small pieces are found more easily
+        self._floats = [torch.empty(size, dtype=dtype, device=device) for _ in range(4)]
+        self._neighbor = torch.empty(size, dtype=torch.int32, device=device)
+        self._addend = torch.empty(size, dtype=torch.float64, device=device)
+        self._of_size: dict[int, WalkMatrices] = {}
+
+    def of_size(self, num_samples: int) -> WalkMatrices:
+        """The same memory as matrices for V samples, V at most the longest."""
+        if num_samples not in self._of_size:
+            shape = self._num_neighbors, num_samples
+            flat = (*self._floats, self._neighbor, self._addend)
+            self._of_size[num_samples] = WalkMatrices(*(values[: math.prod(shape)].view(shape) for values in flat))
+        return self._of_size[num_samples]
+
+
+class WalkMatrices:
+    """Matrices (T, V) to write into, and their rows, since taking a row takes half as long as adding to it.
+
+    Args:
+        p_TV: float, for probabilities, which become what they cover.
+        left_TV: float.
+        none_before_TV: float.
+        after_TV: float, which becomes the gains.
+        neighbor_TV: int32, for the rows of the neighbours.
+        addend_TV: float64, for what is added up.
+    """
+
+    def __init__(
+        self,
+        p_TV: Tensor,
+        left_TV: Tensor,
+        none_before_TV: Tensor,
+        after_TV: Tensor,
+        neighbor_TV: Tensor,
+        addend_TV: Tensor,
+    ) -> None:
+        self.p_TV, self.left_TV, self.none_before_TV, self.after_TV = p_TV, left_TV, none_before_TV, after_TV
+        self.neighbor_TV, self.addend_TV = neighbor_TV, addend_TV
+        self.covered_rows, self.left_rows, self.none_before_rows, self.after_rows = (
+            matrix.unbind(0) for matrix in (p_TV, left_TV, none_before_TV, after_TV)
+        )
+
+
+def expected_coverage(
+    similarity_TV: Tensor, p_TV: Tensor, *, scale: float = 1.0, matrices: WalkMatrices | None = None
+) -> ExpectedCoverage:
     """E of the nearest kept neighbour's similarity, and its derivatives, for lists walked from the near end.
 
     With B_t the expectation over the list from t on, B_t = p_t s_t + (1 - p_t) B_{t+1} and
-    dB_1 / dp_t = prod_{u < t} (1 - p_u) (s_t - B_{t+1}). No division: p may be exactly 0 or 1.
+    dB_1 / dp_t = prod_{u < t} (1 - p_u) (s_t - B_{t+1}). No division: p may be exactly 0 or 1. Every operation is
+    rounded by itself, so that a sample's numbers are the same in any chunk.
 
     Args:
         similarity_TV: float (T, V), not increasing along T.
         p_TV: float (T, V), inclusion probability of each neighbour.
+        scale: a power of two, by which the derivatives and the bound are multiplied.
+        matrices: memory for the work and the result, new if None; `p_TV` may be part of it, and is then lost.
 
     Returns:
         The value, its derivatives, and the bound on the truncation.
@@ -57,19 +121,28 @@ def expected_coverage(similarity_TV: Tensor, p_TV: Tensor) -> ExpectedCoverage:
         >>> coverage.value_V, coverage.gain_TV.flatten(), coverage.left_out_V
         (tensor([0.6250]), tensor([0.7500, 0.2500]), tensor([0.1250]))
     """
-    left_TV = 1 - p_TV
-    none_before_TV = torch.ones_like(p_TV)
-    torch.cumprod(left_TV[:-1], dim=0, out=none_before_TV[1:])
-    covered_TV = p_TV * similarity_TV
-    # B_{t+1}; one operation a row, since its start takes longer than itself, and so does taking a row
-    after_TV = torch.empty_like(similarity_TV)
-    after_TV[-1] = 0.0
-    lists = [matrix.unbind(0)[::-1] for matrix in (covered_TV, left_TV, after_TV)]
-    for covered_V, left_V, after_V, before_V in zip(*(rows[:-1] for rows in lists), lists[2][1:], strict=True):
-        torch.addcmul(covered_V, left_V, after_V, out=before_V)
-    value_V = torch.addcmul(covered_TV[0], left_TV[0], after_TV[0])
-    gain_TV = torch.sub(similarity_TV, after_TV, out=after_TV).mul_(none_before_TV)
-    left_out_V = similarity_TV[-1] * none_before_TV[-1] * left_TV[-1]
+    num_neighbors, num_samples = p_TV.shape
+    if matrices is None:
+        buffers = WalkBuffers(num_neighbors, num_samples, dtype=p_TV.dtype, device=p_TV.device)
+        matrices = buffers.of_size(num_samples)
+    similarity_TV = similarity_TV.to(p_TV.dtype)
+    torch.neg(p_TV, out=matrices.left_TV).add_(1.0)
+    torch.mul(p_TV, similarity_TV, out=matrices.p_TV)
+    covered, left = matrices.covered_rows, matrices.left_rows
+    # one operation a row: there is none for all that works along the first dimension as fast
+    none_before = matrices.none_before_rows
+    none_before[0].fill_(scale)
+    for t in range(1, num_neighbors):
+        torch.mul(none_before[t - 1], left[t - 1], out=none_before[t])
+        if t % LOOK_EVERY == 0:
+            torch.threshold_(none_before[t], NEGLIGIBLE_CHANCE * scale, 0.0)
+    after = matrices.after_rows  # B_{t+1}
+    after[-1].zero_()
+    for t in range(num_neighbors - 1, 0, -1):
+        torch.mul(left[t], after[t], out=after[t - 1]).add_(covered[t])
+    value_V = (left[0] * after[0]).add_(covered[0])
+    gain_TV = torch.sub(similarity_TV, matrices.after_TV, out=matrices.after_TV).mul_(matrices.none_before_TV)
+    left_out_V = similarity_TV[-1] * none_before[-1] * left[-1]
     return ExpectedCoverage(value_V, gain_TV, left_out_V)
 
 

@@ -6,9 +6,8 @@ import torch
 from pretended_ranks import on_ranks
 from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
 
-from datamask_pl import feature_sums, neighbor_table
+from datamask_pl import disf_objective, feature_sums, neighbor_table
 from datamask_pl import ground_set as ground_set_module
-from datamask_pl import objectives as objectives_module
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import facility_location as facility_location_functions
 from datamask_pl.functional import inverted_file, neighbors
@@ -129,7 +128,7 @@ def test_quality_is_the_mean_of_the_kept():
 def test_disf_by_gram_matrix_and_by_moments_agree(monkeypatch):
     features_ND, masks_RN = unit_rows(60, 5, 0), torch.tensor(random_masks(4, 60, 12, 0))
     by_gram_R = DiSF().value(masks_RN, ground_set(features_ND, 12))
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 59)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 59)
     by_moments_R = DiSF().value(masks_RN, ground_set(features_ND, 12, num_slice_rows=13))
     np.testing.assert_allclose(by_gram_R, by_moments_R, rtol=1e-11)
 
@@ -153,7 +152,7 @@ def has_bfloat16(monkeypatch):
 @pytest.mark.usefixtures("has_bfloat16")
 @pytest.mark.parametrize("num_selected", [300, 2000])
 def test_quick_products_leave_the_value_of_a_mask_alone_and_the_gradient_nearly(monkeypatch, num_selected):
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
     features_ND, masks_RN = unit_rows(3000, 16, 0), torch.tensor(random_masks(2, 3000, num_selected, 0))
     quick, exact = (ground_set(features_ND, num_selected, dtype=dtype) for dtype in (torch.float32, torch.float64))
     np.testing.assert_allclose(DiSF().value(masks_RN, quick), DiSF().value(masks_RN, exact), rtol=2e-6)
@@ -171,7 +170,7 @@ def test_quick_products_leave_the_value_of_a_mask_alone_and_the_gradient_nearly(
 @pytest.mark.usefixtures("has_bfloat16")
 @pytest.mark.parametrize("size", [2, 3])
 def test_quick_products_give_the_same_bits_on_any_number_of_ranks(monkeypatch, size):
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
     features_ND, p_N = unit_rows(3000, 24, 0), torch.tensor(qualities(3000, 0))
     mask_N = torch.tensor(random_masks(1, 3000, 300, 0)[0])
 
@@ -187,7 +186,7 @@ def test_quick_products_give_the_same_bits_on_any_number_of_ranks(monkeypatch, s
 
 def test_what_disf_was_asked_before_does_not_show(monkeypatch):
     """The moment of the last mask is kept."""
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
     features_ND, masks_RN = unit_rows(300, 6, 0), torch.tensor(random_masks(3, 300, 40, 0))
     used = ground_set(features_ND, 40, dtype=torch.float32)
     for mask_N in masks_RN[[0, 1, 0, 0, 2]]:
@@ -458,7 +457,7 @@ def test_the_default_list_is_six_over_the_ratio_within_limits():
 )
 def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_slice_rows, is_reversed):
     """LESS #33: the result depends on the number of devices."""
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
     monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
     monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
     monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)

@@ -7,7 +7,12 @@ import torch
 
 from datamask_pl.functional import facility_location
 from datamask_pl.functional.device import pack_bits
-from datamask_pl.functional.facility_location import expected_coverage, highest_similarity, nearest_kept_similarity
+from datamask_pl.functional.facility_location import (
+    WalkBuffers,
+    expected_coverage,
+    highest_similarity,
+    nearest_kept_similarity,
+)
 
 
 def sorted_similarities(num_neighbors: int, num_samples: int, seed: int = 0) -> torch.Tensor:
@@ -47,6 +52,30 @@ def test_expected_coverage_at_a_mask_is_the_nearest_kept_and_its_marginal_gains(
 
         assert float(coverage.value_V[0]) == nearest(mask_T)
         np.testing.assert_allclose(coverage.gain_TV[:, 0], oracles.marginal_gains(mask_T, nearest), atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_expected_coverage_of_a_sample_is_the_same_bits_in_any_chunk_and_in_used_memory(dtype):
+    similarity_TV = sorted_similarities(9, 101).to(dtype)
+    p_TV = torch.rand(9, 101, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    whole = expected_coverage(similarity_TV, p_TV)
+    buffers = WalkBuffers(9, 60, dtype=dtype, device=p_TV.device)
+    for start, stop in ((0, 60), (60, 61), (61, 101), (7, 40)):
+        matrices = buffers.of_size(stop - start)
+        p_TC = matrices.p_TV.copy_(p_TV[:, start:stop])
+        part = expected_coverage(similarity_TV[:, start:stop], p_TC, scale=2.0**30, matrices=matrices)
+        assert torch.equal(part.value_V, whole.value_V[start:stop])
+        assert torch.equal(part.gain_TV, whole.gain_TV[:, start:stop] * 2.0**30)
+        assert torch.equal(part.left_out_V, whole.left_out_V[start:stop] * 2.0**30)
+
+
+@pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 2.0**-24), (torch.float64, 2.0**-53)])
+def test_neighbours_behind_many_that_are_all_but_kept_have_gains_of_zero_and_no_subnormal_ones(dtype, left):
+    similarity_TV = sorted_similarities(60, 1).to(dtype)
+    gain_TV = expected_coverage(similarity_TV, torch.full_like(similarity_TV, 1 - left), scale=2.0**35).gain_TV
+    assert gain_TV[0, 0] > 0
+    assert (gain_TV[8:] == 0).all()
+    assert (gain_TV[gain_TV != 0].abs() >= torch.finfo(dtype).tiny).all()
 
 
 @pytest.mark.parametrize("num_masks", [3, 8, 17])
