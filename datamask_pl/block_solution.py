@@ -14,7 +14,7 @@ from datamask_pl.functional import constrained_draws, plackett_luce
 from datamask_pl.functional.constrained_polish import polish_within
 from datamask_pl.functional.coverage_exchange import CandidateCoverage, polish_covered
 from datamask_pl.functional.device import give_back_memory
-from datamask_pl.functional.rounding import MAX_ENUMERATED_SAMPLES, polish
+from datamask_pl.functional.rounding import MAX_ENUMERATED_SAMPLES, Interactions, polish
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
 
@@ -116,8 +116,9 @@ def round_logits(
     if constraint is not None:
         return polish_within(best_N, constraint, values=values, gains=gains, features=ground.centered)[0]
 
-    def interactions(rows: Tensor, others: Tensor) -> Tensor:
-        return objective.interactions(rows, others, ground, scales)
+    def interactions(rows_P: Tensor) -> Interactions:
+        pool = ground.part(rows_P)
+        return lambda places, others: objective.interactions(places, others, pool, scales)
 
     return polish(
         best_N,

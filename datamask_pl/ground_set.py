@@ -16,7 +16,7 @@ from torch import Tensor
 from datamask_pl.distributed import RankGroup
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.constraint import Constraint
-from datamask_pl.functional.device import move, take_rows
+from datamask_pl.functional.device import move, multiplies_bfloat16, take_rows
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.rounding import top_k_mask
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # Unit float32 features up to this size are kept beside the stored ones; above it each slice is converted when read.
 FLOAT32_COPY_BYTES = 256 * 2**20
+# Centred float32 features up to this size are kept, too: of 24,000 samples of 512 features, or of a pool of exchanges.
+CENTERED_COPY_BYTES = 48 * 2**20
 # At least this many slices where a block is large enough for it, so that up to as many ranks have work.
 MIN_SLICES = 8
 MIN_SLICE_ROWS = 1024
@@ -73,6 +75,7 @@ class GroundSet:
         self._inv_norm_N = inv_norm_N
         self._dtype = torch.float64 if features_ND.dtype == torch.float64 else torch.float32
         self._cache: dict[Hashable, object] = {}
+        self._whole: GroundSet | None = None
         num_slices = max(
             math.ceil(self.num_samples / num_slice_rows), min(MIN_SLICES, self.num_samples // MIN_SLICE_ROWS), 1
         )
@@ -95,6 +98,11 @@ class GroundSet:
         return features_CD.mul_(inv_norm_C1) if is_copy else features_CD * inv_norm_C1
 
     @property
+    def multiplies_bfloat16(self) -> bool:
+        """True if features are float32, and products of bfloat16 are much faster."""
+        return self._dtype == torch.float32 and multiplies_bfloat16(self.device)
+
+    @property
     def has_free_size(self) -> bool:
         """True if masks of different sizes are allowed, as they are where samples have costs."""
         return self.constraint is not None and self.constraint.has_costs
@@ -109,6 +117,15 @@ class GroundSet:
         """The same ground set, evaluated by each of these ranks for itself."""
         other = copy.copy(self)
         other.ranks, other.helpers, other._cache = RankGroup(), helpers, {}
+        return other
+
+    def part(self, rows: Tensor) -> GroundSet:
+        """Some of the samples, int64 (C,), by themselves, with the mean and the budget of all, for this rank alone."""
+        other = copy.copy(self)
+        other._features_ND, other._inv_norm_N, other._whole = self.features(rows), None, self
+        other.quality_N, other.num_samples, other.constraint = self.quality_N[rows], rows.numel(), None
+        other.ranks, other.helpers, other._cache = RankGroup(), RankGroup(), {}
+        other._edges = [0, rows.numel()]
         return other
 
     def top_k(self, scores_N: Tensor) -> Tensor:
@@ -215,6 +232,8 @@ class GroundSet:
 
     def mean(self) -> Tensor:
         """Mean of the unit features over the whole ground set: float64 (D,). Collective when first called."""
+        if self._whole is not None:
+            return self._whole.mean()
         return self.cached(
             "mean",
             lambda: (
@@ -223,5 +242,8 @@ class GroundSet:
         )
 
     def centered(self, rows: slice | Tensor) -> Tensor:
-        """Unit features minus their mean: float32 (C, D)."""
-        return self.features(rows) - self.mean().to(self._dtype)
+        """Unit features minus their mean: float32 (C, D), not to be changed."""
+        mean_D = self.mean().to(self._dtype)
+        if self.num_samples * self.num_features * 4 > CENTERED_COPY_BYTES:
+            return self.features(rows) - mean_D
+        return take_rows(self.cached("centered", lambda: self.features(slice(None)) - mean_D), rows)

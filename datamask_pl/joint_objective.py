@@ -206,13 +206,14 @@ class JointObjective:
             diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
         return Expectation(value, torch.zeros_like(p_N) if gradient_N is None else gradient_N, diagnostics), term_values
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet, scales: Tensor) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet, scales: Tensor) -> Tensor:
         """See `Objective.interactions`; 0 for a sample and itself."""
-        total_CO = torch.zeros((), device=rows.device).expand(rows.numel(), others.numel())
+        row_C = torch.arange(ground.num_samples, device=others.device)[rows]
+        total_CO = torch.zeros((), device=others.device).expand(row_C.numel(), others.numel())
         for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
             if factor != 0.0:
                 total_CO = torch.add(total_CO, term.objective.interactions(rows, others, ground), alpha=factor)
-        return total_CO.masked_fill(rows[:, None] == others, 0.0)
+        return total_CO.masked_fill(row_C[:, None] == others, 0.0)
 
     def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet, scales: Tensor) -> CandidateCoverage:
         """What some candidates cover, in units of the joint objective. Collective over `ground.ranks`.

@@ -86,15 +86,15 @@ class Objective(ABC):
         """True if the class gives `interactions`."""
         return type(self).interactions is not Objective.interactions
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """By how much keeping one sample changes what keeping another adds, where nothing else decides it. Local.
 
         Optional, beside `expectation`: with it exchanges after the last step take a fraction of the time.
 
         Args:
-            rows: int64 (C,).
+            rows: a slice, or int64 (C,); `ground.features` takes either.
             others: int64 (O,).
-            ground: the samples.
+            ground: the samples, or some of them by themselves.
 
         Returns:
             float (C, O), the same with rows and others exchanged; what it says of a sample and itself does not count.

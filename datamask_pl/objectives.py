@@ -5,18 +5,18 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from datamask_pl import feature_sums
+from datamask_pl.disf_objective import DiSF
 from datamask_pl.distributed import RankGroup
 from datamask_pl.errors import ConfigError
-from datamask_pl.functional import disf, facility_location, pairwise
-from datamask_pl.functional.device import one_thread_each, pack_bits, rows_at_once
+from datamask_pl.functional import facility_location, pairwise
+from datamask_pl.functional.device import one_thread_each, pack_bits, rows_at_once, take_rows
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
 from datamask_pl.functional.neighbors import PANEL_ROWS, rows_of
 from datamask_pl.functional.quality import quality_value, weigh_masks
@@ -40,8 +40,6 @@ DiversityName = Literal["facility_location", "pairwise", "disf"]
 
 # Bounds on the default length of a neighbour list.
 MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
-# Ground sets up to this many samples keep their squared Gram matrix for DiSF: 64 MiB.
-MAX_GRAM_SAMPLES = 4096
 # Samples whose nearest kept one is searched for by one thread at a time.
 OPEN_ROWS = 1024
 
@@ -49,9 +47,10 @@ OPEN_ROWS = 1024
 class Quality(ClosedFormObjective):
     """Mean scaled quality of the set. Exact in every estimator."""
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
-        return torch.zeros((), device=rows.device).expand(rows.numel(), others.numel())
+        num_rows = take_rows(ground.quality_N, rows).numel()
+        return torch.zeros((), device=others.device).expand(num_rows, others.numel())
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
@@ -95,7 +94,7 @@ class PairwiseSimilarity(ClosedFormObjective):
         squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
 
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.interactions`."""
         return pairwise.pairwise_interactions(
             ground.features(rows), ground.features(others), num_selected=ground.num_selected
@@ -110,126 +109,6 @@ class PairwiseSimilarity(ClosedFormObjective):
         return ground.cached(
             "squared_norm", lambda: ground.map_over_slices(lambda rows: ground.features(rows).square().sum(1))
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _WithSizeSlope(Expectation):
-    """An expectation that knows its derivative by the size of the mask, a float64 scalar."""
-
-    size_slope: Tensor
-
-
-class DiSF(ClosedFormObjective):
-    """Minus the squared Frobenius norm of the set's covariance: no direction of the features may dominate.
-
-    Args:
-        standardize: divide by the standard deviation of each dimension over the selected set, and leave out the
-            diagonal, as DiSF's own code does. The expectation is then taken at the expected moments: a first-order
-            approximation, exact where the probabilities are 0 and 1.
-    """
-
-    def __init__(self, *, standardize: bool = False) -> None:
-        self.standardize = standardize
-
-    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
-        """See `Objective.value`."""
-        k = ground.num_selected
-        if self.standardize:
-            moments = self._moments(masks_RN, ground, dtype=torch.float64)
-            sums = (self._sum(mask_N, ground) for mask_N in masks_RN)
-            values = [disf.standardized_value(*both, num_selected=k) for both in zip(sums, moments, strict=True)]
-            return torch.stack(values)
-        if ground.num_samples <= MAX_GRAM_SAMPLES:
-            return disf.disf_values_from_gram(masks_RN, self._squared_gram(ground), num_selected=k)
-        return torch.stack([disf.disf_value(moment, num_selected=k) for moment in self._moments(masks_RN, ground)])
-
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """See `ClosedFormObjective.linearize`."""
-        return self._linearize_standardized(p_N, ground) if self.standardize else self._linearize_plain(p_N, ground)
-
-    @property
-    def has_interactions(self) -> bool:
-        """See `Objective.has_interactions`."""
-        return not self.standardize
-
-    def interactions(self, rows: Tensor, others: Tensor, ground: GroundSet) -> Tensor:
-        """See `Objective.interactions`."""
-        return disf.disf_interactions(ground.centered(rows), ground.centered(others), num_selected=ground.num_selected)
-
-    def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        k = ground.num_selected
-        moment_DD = self._moment(p_N, ground)
-        fourth_power_N = ground.cached(
-            "fourth_power",
-            lambda: ground.map_over_slices(lambda rows: ground.centered(rows).square().sum(1).double().square()),
-        )
-        forms_N = ground.map_over_slices(lambda rows: disf.quadratic_forms(ground.centered(rows), moment_DD))
-        gradient_N = -(2 * forms_N + (1 - 2 * p_N) * fourth_power_N) / k**2
-        return Expectation(disf.disf_expectation(moment_DD, p_N, fourth_power_N, num_selected=k), gradient_N)
-
-    def _linearize_standardized(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        k = ground.num_selected
-        with torch.enable_grad():
-            sum_D = self._sum(p_N, ground).requires_grad_()
-            moment_DD = self._moment(p_N, ground, dtype=torch.float64).requires_grad_()
-            size = torch.tensor(float(k), dtype=torch.float64, device=p_N.device, requires_grad=True)
-            value = disf.standardized_value(sum_D, moment_DD, num_selected=size)
-            slope_D, slope_DD, size_slope = torch.autograd.grad(value, (sum_D, moment_DD, size))
-
-        def marginal_gains(rows: slice) -> Tensor:
-            centered_CD = ground.centered(rows).double()
-            return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
-
-        return _WithSizeSlope(value.detach(), ground.map_over_slices(marginal_gains), size_slope=size_slope)
-
-    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
-        """See `Objective.size_slope`."""
-        return found.size_slope if isinstance(found, _WithSizeSlope) else -2.0 * found.value / ground.num_selected
-
-    @classmethod
-    def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
-        """The moment of each mask; a mask close to the one before is reached by what differs."""
-        before_N, moment_DD = torch.zeros_like(masks_RN[0]), None
-        for mask_N in masks_RN:
-            if moment_DD is not None and int((mask_N ^ before_N).sum()) < ground.num_selected:
-                difference_N = mask_N.double() - before_N.double()
-                moment_DD = moment_DD + cls._moment(difference_N, ground, dtype=dtype)
-            else:
-                moment_DD = cls._moment(mask_N, ground, dtype=dtype)
-            before_N = mask_N
-            yield moment_DD
-
-    @staticmethod
-    def _moment(weights_N: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Sum of w z z^T, multiplied in `dtype`: in float32 a constant dimension keeps a variance that is all noise."""
-        ground.mean()  # collective when first asked for: never from within a rank's own slices
-
-        def centered(rows: slice | Tensor) -> Tensor:
-            centered_CD = ground.centered(rows)
-            return centered_CD if dtype is None else centered_CD.to(dtype)
-
-        def part(rows: slice) -> Tensor:
-            weights_C = weights_N[rows]
-            kept = weights_C.nonzero().squeeze(1)
-            # a mask keeps a tenth of the rows, and a settled p not many more
-            if kept.numel() < weights_C.numel() // 2:
-                return disf.weighted_moment(centered(kept + rows.start), weights_C[kept])
-            return disf.weighted_moment(centered(rows), weights_C)
-
-        # |z_a z_b| <= |x|^2 + 3 <= 4
-        return ground.sum_over_slices(part, bound=4.0 * ground.num_samples)
-
-    @staticmethod
-    def _sum(weights_N: Tensor, ground: GroundSet) -> Tensor:
-        ground.mean()
-        return ground.sum_over_slices(
-            lambda rows: pairwise.mask_sums(ground.centered(rows).double(), weights_N[None, rows])[0],
-            bound=2.0 * ground.num_samples,
-        )
-
-    @staticmethod
-    def _squared_gram(ground: GroundSet) -> list[Tensor]:
-        return ground.cached("squared_gram", lambda: disf.squared_gram(ground.centered(slice(None))))
 
 
 class FacilityLocation(ClosedFormObjective):

@@ -8,11 +8,17 @@ Shapes: R masks, C samples of a slice, D features.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.device import multiply_bfloat16, rows_at_once
+
 # Rows of a band of the Gram matrix: of 2,400 samples half of it and an eighth more are computed.
 GRAM_ROWS = 320
+# Rows that are multiplied at once: 2048 x 768 float32 products are 6 MiB.
+PIECE_ROWS = 2048
 
 
 def weighted_moment(centered_CD: Tensor, weights_C: Tensor) -> Tensor:
@@ -92,6 +98,38 @@ def disf_expectation(moment_DD: Tensor, p_N: Tensor, fourth_powers_N: Tensor, *,
 def quadratic_forms(centered_CD: Tensor, matrix_DD: Tensor) -> Tensor:
     """z_i^T A z_i for each sample of a slice: float (C,), 2 C D^2 flops."""
     return (centered_CD @ matrix_DD.to(centered_CD.dtype)).mul_(centered_CD).sum(1)
+
+
+def quick_moment(centered_CD: Tensor, weights_C: Tensor) -> Tensor:
+    """`weighted_moment` by products of bfloat16, for weights that are not negative: float (D, D).
+
+    On a processor with hardware for them it takes a fifth of the time.
+    """
+    root_CD = (centered_CD * weights_C.sqrt().to(centered_CD.dtype)[:, None]).bfloat16()
+    return multiply_bfloat16(root_CD.T, root_CD.T).to(centered_CD.dtype)
+
+
+def quick_quadratic_forms(centered_CD: Tensor, matrix_DD: Tensor, squared_norm_C: Tensor) -> Tensor:
+    """`quadratic_forms` by products of bfloat16: float (C,).
+
+    The mean of the diagonal is taken apart, and exact: the error is relative to how forms of unit vectors differ.
+
+    Args:
+        centered_CD: float32 (C, D).
+        matrix_DD: float64 (D, D).
+        squared_norm_C: float64 (C,), |z_i|^2.
+    """
+    level = matrix_DD.diagonal().mean()
+    rest_DD = (matrix_DD - level * torch.eye(len(matrix_DD), device=matrix_DD.device)).bfloat16()
+    rest_C = multiply_bfloat16(centered_CD.bfloat16(), rest_DD.T).to(centered_CD.dtype).mul_(centered_CD).sum(1)
+    return rest_C + (level * squared_norm_C).to(centered_CD.dtype)
+
+
+def pieces(rows: slice, device: torch.device) -> Iterator[slice]:
+    """Parts of a slice whose centred features and products stay in a CPU's caches. At least one."""
+    num_rows = rows_at_once(PIECE_ROWS, device)
+    for start in range(rows.start, max(rows.stop, rows.start + 1), num_rows):
+        yield slice(start, min(start + num_rows, rows.stop))
 
 
 def disf_interactions(centered_CD: Tensor, others_OD: Tensor, *, num_selected: int) -> Tensor:

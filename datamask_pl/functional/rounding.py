@@ -21,15 +21,20 @@ NUM_SINGLES = 4
 MAX_COSINE = 0.4
 # The same where interactions are known: samples on either side whose gains follow what is exchanged, the most of them
 # that are matched at once, how often, and rows of the pool of which interactions are found at once.
-NUM_POOLED, NUM_KNOWN_CANDIDATES, MAX_POOL_ROUNDS, POOL_CHUNK = 8192, 1024, 200, 4096
+NUM_POOLED, NUM_KNOWN_CANDIDATES, MAX_POOL_ROUNDS, POOL_CHUNK = 8192, 1024, 200, 2048
 # A pool is left where a round moves less than one in so many of what the best round moved.
 LEAST_SHARE_MOVED = 8
+# A pool that raises the value by less than one in so many of what the best pool did is the last.
+LEAST_SHARE_GAINED = 256
 # Exchanges that promise less than this share of the largest gain are rounding.
 RELATIVE_ROUNDING = 1e-6
 # Masks whose values are asked for in one call.
 MASKS_AT_ONCE = 16
 # Up to this many samples every mask of the budget is tried, 12,870 at most, where exchanges stop at a local optimum.
 MAX_ENUMERATED_SAMPLES = 16
+
+# Between places, a slice or int64 (C,), and others, int64 (O,), of some rows: float (C, O).
+Interactions = Callable[[slice | Tensor, Tensor], Tensor]
 
 
 def top_k_mask(logits_N: Tensor, num_selected: int) -> Tensor:
@@ -59,7 +64,7 @@ def polish(
     values: Callable[[Tensor], Tensor],
     gains: Callable[[Tensor], Tensor],
     features: Callable[[Tensor], Tensor] | None = None,
-    interactions: Callable[[Tensor, Tensor], Tensor] | None = None,
+    interactions: Callable[[Tensor], Interactions] | None = None,
     max_rounds: int = 100,
 ) -> tuple[Tensor, float]:
     """Exchanges kept for left-out samples, one for one, as long as the objective rises.
@@ -71,7 +76,8 @@ def polish(
 
     Where interactions are known, what every exchange is worth is known after any number of others: a round makes them
     one by one until no single one among its candidates is better, and takes new candidates from a pool whose gains
-    follow. Gains of all samples are asked for when the pool has nothing left.
+    follow. Gains of all samples are asked for when the pool yields little, unless those of the pool say that no other
+    sample can have become a candidate.
 
     A handful of samples is solved by trying every mask. The budget never changes, and the value never falls.
 
@@ -80,8 +86,9 @@ def polish(
         values: masks bool (R, N) -> float64 (R,), the objective.
         gains: mask bool (N,) -> float64 (N,), what keeping each sample adds: f(S + i) - f(S - i), or any proxy of it.
         features: rows int64 (C,) -> float (C, D), by which similar candidates are told; None moves similar ones too.
-        interactions: rows int64 (C,) and (O,) -> float (C, O), by how much keeping one raises the gain of the other; 0
-            for a sample and itself. Only where the gains are exact, and this depends on nothing else.
+        interactions: rows int64 (P,) -> by how much keeping one of them raises the gain of another: of places in these
+            rows, a slice or int64 (C,), and others, int64 (O,), float (C, O); 0 for a sample and itself. Only where the
+            gains are exact, and this depends on nothing else.
         max_rounds: rounds at most.
 
     Returns:
@@ -149,58 +156,98 @@ def _polish_known(
     best_value: float,
     values: Callable[[Tensor], Tensor],
     gains: Callable[[Tensor], Tensor],
-    interactions: Callable[[Tensor, Tensor], Tensor],
+    interactions: Callable[[Tensor], Interactions],
     max_rounds: int,
 ) -> tuple[Tensor, float]:
     """`polish` where interactions are known."""
+    most_gained = 0.0
     for _ in range(max_rounds):
         if bool(mask_N.all()):
             break
         gain_N = gains(mask_N)
         rows_P = torch.cat(candidates(mask_N, gain_N, NUM_POOLED))
         trial_N = mask_N.clone()
-        trial_N[rows_P] = _exchange_pooled(mask_N[rows_P], gain_N[rows_P], rows_P, interactions)
+        trial_N[rows_P], is_exhausted = _exchange_pooled(mask_N[rows_P], gain_N[rows_P], interactions(rows_P))
         if torch.equal(trial_N, mask_N):
             break
         value = float(values(trial_N[None])[0])
         if value <= best_value:
             break
-        mask_N, best_value = trial_N, value
+        gained = value - best_value
+        mask_N, best_value, most_gained = trial_N, value, max(most_gained, gained)
+        if is_exhausted or gained * LEAST_SHARE_GAINED < most_gained:
+            break
     return mask_N, best_value
 
 
-def _exchange_pooled(
-    is_kept_P: Tensor, gain_P: Tensor, rows_P: Tensor, interactions: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Exchanges between candidates of the pool until hardly any is better: bool (P,). Both sides have a sample.
+def _exchange_pooled(start_P: Tensor, start_gain_P: Tensor, interactions: Interactions) -> tuple[Tensor, bool]:
+    """Exchanges between candidates of the pool until hardly any is better. Both sides have a sample.
 
     What was exchanged changes the gains of the whole pool, which says who the next candidates are. A pool that yields
     little is left; if no exchange is better nothing is changed.
+
+    Args:
+        start_P: bool (P,), the kept ones.
+        start_gain_P: float64 (P,), with up to NUM_POOLED samples on either side those with the gains next to another's.
+        interactions: between places of the pool.
+
+    Returns:
+        bool (P,), the kept ones; and whether another pool would have the same last candidates, of which no exchange is
+        better, as long as no gain outside of the pool changed by more than all gains inside.
     """
-    is_kept_P, gain_P = is_kept_P.clone(), gain_P.clone()
+    is_kept_P, gain_P = start_P.clone(), start_gain_P.clone()
     most_moved = 0
     num_candidates = max(NUM_KNOWN_CANDIDATES // 2, 1)
     for _ in range(MAX_POOL_ROUNDS):
-        chosen = torch.cat(candidates(is_kept_P, gain_P, num_candidates))
+        added, removed = candidates(is_kept_P, gain_P, num_candidates)
+        chosen = torch.cat([added, removed])
         before_C = is_kept_P[chosen].cpu().numpy()
-        interaction_CC = interactions(rows_P[chosen], rows_P[chosen]).cpu().numpy()
-        is_moved_C = before_C != exchange(before_C, gain_P[chosen].cpu().numpy(), interaction_CC)
+        is_moved_C = before_C != _exchange_candidates(added, removed, gain_P, interactions)
         num_moved = int(is_moved_C.sum())
-        if num_moved == 0 and num_candidates < NUM_KNOWN_CANDIDATES and most_moved == 0:
+        if num_moved == 0 and num_candidates < NUM_KNOWN_CANDIDATES:
             num_candidates = NUM_KNOWN_CANDIDATES  # few are quicker, more find more
             continue
+        change = (gain_P - start_gain_P).abs().max()
+        sides = (start_gain_P[~start_P], gain_P[added]), (-start_gain_P[start_P], -gain_P[removed])
+        misses_some = any(_may_miss(pooled, last, change) for pooled, last in sides)
         if num_moved == 0:
-            break
+            return is_kept_P, not misses_some
         moved = chosen[torch.from_numpy(is_moved_C).to(chosen.device)]
         is_kept_P[moved] = ~is_kept_P[moved]
         signs_M = is_kept_P[moved].double() * 2 - 1
         # of the same shape on every rank, for each has the whole pool
-        parts = [interactions(rows_C, rows_P[moved]).double() @ signs_M for rows_C in torch.split(rows_P, POOL_CHUNK)]
-        gain_P += torch.cat(parts)
+        for start in range(0, gain_P.numel(), POOL_CHUNK):
+            places = slice(start, min(start + POOL_CHUNK, gain_P.numel()))
+            gain_P[places] += interactions(places, moved).double() @ signs_M
         most_moved = max(most_moved, num_moved)
-        if num_moved * LEAST_SHARE_MOVED < most_moved:
+        if misses_some and num_moved * LEAST_SHARE_MOVED < most_moved:
             break
-    return is_kept_P
+    return is_kept_P, False
+
+
+def _may_miss(pooled_gain: Tensor, last_gain: Tensor, change: Tensor) -> bool:
+    """Whether a sample that was not pooled, for its gain was lower, can now be above the last candidate."""
+    return pooled_gain.numel() >= NUM_POOLED and bool(pooled_gain.min() + change >= last_gain.min())
+
+
+def _exchange_candidates(
+    added: Tensor, removed: Tensor, gain_P: Tensor, interactions: Interactions
+) -> NDArray[np.bool_]:
+    """`exchange` of left-out candidates and kept ones, in this order: bool (C,), the kept ones.
+
+    A last look multiplies one side by the other, and nothing else.
+    """
+    num_added, chosen = added.numel(), torch.cat([added, removed])
+    is_kept_C, gain_C = np.arange(chosen.numel()) >= num_added, gain_P[chosen].cpu().numpy()
+    between_OI = interactions(added, removed)
+    if _worth(gain_C[:num_added], gain_C[num_added:], between_OI.cpu().numpy()).max() <= _least_worth(gain_C):
+        return is_kept_C
+    interaction_CC = between_OI.new_empty(chosen.numel(), chosen.numel())
+    interaction_CC[:num_added, num_added:] = between_OI
+    interaction_CC[num_added:, :num_added] = between_OI.T
+    interaction_CC[:num_added, :num_added] = interactions(added, added)
+    interaction_CC[num_added:, num_added:] = interactions(removed, removed)
+    return exchange(is_kept_C, gain_C, interaction_CC.cpu().numpy())
 
 
 def exchange(
@@ -226,11 +273,10 @@ def exchange(
     """
     gain_C = gain_C.astype(np.float64)
     inside, outside = np.flatnonzero(is_kept_C), np.flatnonzero(~is_kept_C)
-    # of most of them: a few outliers must not hide what the others differ by
-    rounding = RELATIVE_ROUNDING * np.median(np.abs(gain_C))
+    rounding = _least_worth(gain_C)
     between_OI = interaction_CC[np.ix_(outside, inside)]
     for _ in range(10 * is_kept_C.size):
-        worth_O = gain_C[outside] - (between_OI + gain_C[inside].astype(between_OI.dtype)).min(1)
+        worth_O = _worth(gain_C[outside], gain_C[inside], between_OI)
         least = max(rounding, worth_O.max() / 2)
         is_settled = True
         for at in np.argsort(-worth_O, kind="stable")[: np.count_nonzero(worth_O > least)]:
@@ -250,6 +296,19 @@ def exchange(
     exchanged_C = np.zeros_like(is_kept_C)
     exchanged_C[inside] = True
     return exchanged_C
+
+
+def _least_worth(gain_C: NDArray[np.float64]) -> float:
+    # of most of them: a few outliers must not hide what the others differ by
+    return float(RELATIVE_ROUNDING * np.median(np.abs(gain_C)))
+
+
+def _worth(
+    gain_O: NDArray[np.float64], gain_I: NDArray[np.float64], between_OI: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """What the best exchange of each left-out candidate is worth."""
+    least_O: NDArray[np.floating] = (between_OI + gain_I.astype(between_OI.dtype)).min(1)
+    return gain_O - least_O
 
 
 def spread_out(rows: Tensor, features_CD: Tensor) -> Tensor:

@@ -80,10 +80,32 @@ def test_a_part_that_hands_out_its_own_tensor_keeps_it():
 
 
 @pytest.mark.parametrize("has_copy", [True, False])
+def test_a_part_has_the_features_the_mean_and_the_budget_of_the_whole(monkeypatch, has_copy):
+    if not has_copy:
+        monkeypatch.setattr(ground_set_module, "CENTERED_COPY_BYTES", 0)
+    rows = torch.tensor([17, 3, 4, 11])
+
+    def job(ranks):
+        whole = make(20, num_selected=5, num_slice_rows=3, ranks=ranks)
+        part = whole.part(rows)
+        assert (part.num_samples, part.num_selected, part.ranks.size) == (4, 5, 1)
+        assert torch.equal(part.features(slice(1, 3)), whole.features(rows[1:3]))
+        assert torch.equal(part.quality_N, whole.quality_N[rows])
+        assert [(own.start, own.stop) for own in part.own_slices()] == [(0, 4)]
+        return part.centered(slice(None)), whole.centered(rows), part.centered(torch.tensor([2, 0]))
+
+    for of_part_CD, of_whole_CD, chosen_CD in on_ranks(2, job):
+        assert torch.equal(of_part_CD, of_whole_CD)
+        assert torch.equal(chosen_CD, of_whole_CD[[2, 0]])
+        np.testing.assert_allclose(of_whole_CD, make(20).centered(rows), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_features_are_unit_float32_rows_with_and_without_a_copy(monkeypatch, has_copy, dtype):
     if not has_copy:
         monkeypatch.setattr(ground_set_module, "FLOAT32_COPY_BYTES", 0)
+        monkeypatch.setattr(ground_set_module, "CENTERED_COPY_BYTES", 0)
     raw_ND = (torch.randn(30, 8, generator=torch.Generator().manual_seed(0)) * 10).to(dtype)
     before_ND = raw_ND.clone()
     ground = GroundSet(

@@ -8,8 +8,8 @@ import torch
 from pretended_ranks import on_ranks
 from problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
 
-from datamask_pl import feature_sums, neighbor_table
-from datamask_pl import objectives as objectives_module
+from datamask_pl import disf_objective, feature_sums, neighbor_table
+from datamask_pl import ground_set as ground_set_module
 from datamask_pl.errors import ConfigError
 from datamask_pl.functional import facility_location as facility_location_functions
 from datamask_pl.functional import inverted_file, neighbors
@@ -89,6 +89,8 @@ def test_interactions_are_second_differences_of_the_value(kind, num_selected):
     ]
     rows, others = [7, 2, 3, 0], [5, 2, 8]
     interaction_CO = DIVERSITIES[kind].interactions(torch.tensor(rows), torch.tensor(others), ground)
+    of_slice_CO = DIVERSITIES[kind].interactions(slice(1, 9), torch.tensor(others), ground)
+    np.testing.assert_allclose(of_slice_CO[[6, 1, 2]], interaction_CO[:3], rtol=1e-12)
     for mask_N in random_masks(3, 9, 3, 1):
         for a, i in enumerate(rows):
             for b, j in enumerate(others):
@@ -166,7 +168,7 @@ def test_quality_is_the_mean_of_the_kept():
 def test_disf_by_gram_matrix_and_by_moments_agree(monkeypatch):
     features_ND, masks_RN = unit_rows(60, 5, 0), torch.tensor(random_masks(4, 60, 12, 0))
     by_gram_R = DiSF().value(masks_RN, ground_set(features_ND, 12))
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 59)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 59)
     by_moments_R = DiSF().value(masks_RN, ground_set(features_ND, 12, num_slice_rows=13))
     np.testing.assert_allclose(by_gram_R, by_moments_R, rtol=1e-11)
 
@@ -179,6 +181,62 @@ def test_float32_values_are_close_to_those_of_float64(kind):
         for dtype in (torch.float32, torch.float64)
     ]
     np.testing.assert_allclose(*values, rtol=2e-6)
+
+
+@pytest.fixture
+def has_bfloat16(monkeypatch):
+    """Quick products, also on a processor on which they are none."""
+    monkeypatch.setattr(ground_set_module, "multiplies_bfloat16", lambda device: True)
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+@pytest.mark.parametrize("num_selected", [300, 2000])
+def test_quick_products_leave_the_value_of_a_mask_alone_and_the_gradient_nearly(monkeypatch, num_selected):
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
+    features_ND, masks_RN = unit_rows(3000, 16, 0), torch.tensor(random_masks(2, 3000, num_selected, 0))
+    quick, exact = (ground_set(features_ND, num_selected, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    np.testing.assert_allclose(DiSF().value(masks_RN, quick), DiSF().value(masks_RN, exact), rtol=2e-6)
+    for p_N in (masks_RN[0].double(), torch.tensor(qualities(3000, 0))):
+        found, expected = (DiSF().linearize(p_N, ground) for ground in (quick, exact))
+        spread = float(expected.gradient_N.std())
+        np.testing.assert_allclose(found.gradient_N, expected.gradient_N, atol=spread / 20)
+        assert float((found.gradient_N - expected.gradient_N).abs().max()) > 1e-5 * spread, "products were not quick"
+        assert float(found.value) == pytest.approx(float(expected.value), rel=1e-3)
+    np.testing.assert_allclose(
+        DiSF().linearize(masks_RN[0].double(), quick).value, DiSF().value(masks_RN[:1], exact)[0], rtol=2e-6
+    )
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+@pytest.mark.parametrize("size", [2, 3])
+def test_quick_products_give_the_same_bits_on_any_number_of_ranks(monkeypatch, size):
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
+    features_ND, p_N = unit_rows(3000, 24, 0), torch.tensor(qualities(3000, 0))
+    mask_N = torch.tensor(random_masks(1, 3000, 300, 0)[0])
+
+    def job(ranks):
+        ground = ground_set(features_ND, 300, dtype=torch.float32, num_slice_rows=700, ranks=ranks)
+        found = [DiSF().linearize(p, ground) for p in (p_N, mask_N.double())]
+        return torch.cat([torch.cat([part.value[None], part.gradient_N]) for part in found])
+
+    alone = on_ranks(1, job)[0]
+    for shared in on_ranks(size, job):
+        assert torch.equal(shared, alone)
+
+
+def test_what_disf_was_asked_before_does_not_show(monkeypatch):
+    """The moment of the last mask is kept."""
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
+    features_ND, masks_RN = unit_rows(300, 6, 0), torch.tensor(random_masks(3, 300, 40, 0))
+    used = ground_set(features_ND, 40, dtype=torch.float32)
+    for mask_N in masks_RN[[0, 1, 0, 0, 2]]:
+        for p_N in (mask_N.double(), torch.tensor(qualities(300, 1)), mask_N.double()):
+            fresh = ground_set(features_ND, 40, dtype=torch.float32)
+            assert torch.equal(DiSF().linearize(p_N, used).gradient_N, DiSF().linearize(p_N, fresh).gradient_N)
+        mask_N = mask_N.clone()
+        assert torch.equal(DiSF().value(mask_N[None], used), DiSF().value(mask_N[None], fresh))
+        mask_N[:] = ~mask_N  # what is kept must not follow
+        assert torch.equal(DiSF().value(masks_RN[:1], used), DiSF().value(masks_RN[:1], fresh))
 
 
 def test_standardized_disf_of_float32_features_knows_a_constant_dimension():
@@ -453,7 +511,7 @@ def test_the_default_list_is_six_over_the_ratio_within_limits():
 )
 def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_slice_rows, is_reversed):
     """LESS #33: the result depends on the number of devices."""
-    monkeypatch.setattr(objectives_module, "MAX_GRAM_SAMPLES", 0)
+    monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
     monkeypatch.setattr(facility_location_functions, "LIST_ROWS", 64)
     monkeypatch.setattr(inverted_file, "CLUSTER_ROWS", 20)
     monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)

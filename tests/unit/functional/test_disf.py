@@ -9,7 +9,10 @@ from datamask_pl.functional.disf import (
     disf_expectation,
     disf_value,
     disf_values_from_gram,
+    pieces,
     quadratic_forms,
+    quick_moment,
+    quick_quadratic_forms,
     squared_gram,
     standardized_value,
     weighted_moment,
@@ -64,6 +67,31 @@ def test_expectation_is_the_sum_over_all_masks(num_selected):
 def test_quadratic_forms_are_those_of_each_row():
     z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), torch.randn(3, 3, dtype=torch.float64)
     np.testing.assert_allclose(quadratic_forms(z_ND, matrix_DD), [float(z @ matrix_DD @ z) for z in z_ND], atol=1e-14)
+
+
+@pytest.mark.parametrize("num_features", [3, 64])
+@pytest.mark.parametrize("level", [0.0, 100.0])
+def test_quick_products_err_by_a_hundredth_of_what_forms_differ_by_whatever_they_have_in_common(num_features, level):
+    z_ND = centered(problems.unit_rows(500, num_features, seed=4))
+    weights_N = torch.tensor(problems.qualities(500, seed=4))
+    moment_DD = weighted_moment(z_ND, weights_N)
+    quick_DD = quick_moment(z_ND.float(), weights_N)
+    assert quick_DD.dtype == torch.float32
+    np.testing.assert_allclose(quick_DD, moment_DD, atol=2**-8 * float(moment_DD.abs().max()))
+    matrix_DD = moment_DD + level * torch.eye(num_features)
+    expected_N = quadratic_forms(z_ND, matrix_DD)
+    # unit vectors have the level in common
+    differing_N = expected_N - level * z_ND.square().sum(1)
+    found_N = quick_quadratic_forms(z_ND.float(), matrix_DD, z_ND.square().sum(1))
+    np.testing.assert_allclose(found_N, expected_N, atol=float(differing_N.std()) / 50 + 1e-7 * level)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 2048), (5, 2054), (7, 7), (3, 9000)])
+def test_pieces_are_every_row_once_and_at_least_one(start, stop):
+    found = list(pieces(slice(start, stop), torch.device("cpu")))
+    assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(start, stop))
+    assert found
+    assert all(piece.stop - piece.start <= 2048 for piece in found)
 
 
 @pytest.mark.parametrize("num_selected", [2, 3, 10, 20])

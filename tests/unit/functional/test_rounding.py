@@ -24,8 +24,9 @@ class Solver:
     def gains(self, mask_N):
         return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
 
-    def interactions(self, rows, others):
-        return self.objective.interactions(rows, others, self.ground, SCALES)
+    def interactions(self, rows_P):
+        pool = self.ground.part(rows_P)
+        return lambda places, others: self.objective.interactions(places, others, pool, SCALES)
 
     def top_k(self, num_steps=20):
         logits_N = torch.zeros(self.ground.num_samples, dtype=torch.float64)
@@ -226,6 +227,36 @@ def test_the_gains_of_the_pool_follow_what_is_exchanged(monkeypatch, kind, num_p
                 trial_N[a], trial_N[r] = True, False
                 assert oracle(trial_N) <= value + 2 * rounding.RELATIVE_ROUNDING * float(gain_N.abs().max())
     assert max(num_moved) > 2, "the first candidates were all there was: the test shows nothing"
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+def test_gains_are_asked_for_again_unless_no_other_sample_can_be_a_candidate(monkeypatch, kind):
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 4)
+    for num_pooled, is_once in ((6, False), (100, True)):
+        monkeypatch.setattr(rounding, "NUM_POOLED", num_pooled)
+        num_asked = []
+        for seed in range(4):
+            solver, _ = random_solver(kind, seed, num_samples=60)
+            start_N = torch.tensor(problems.random_masks(1, 60, solver.ground.num_selected, seed)[0])
+            asked = []
+
+            def gains(mask_N, solver=solver, asked=asked):
+                asked.append(mask_N)
+                return solver.gains(mask_N)
+
+            _, value = polish(start_N, values=solver.values, gains=gains, interactions=solver.interactions)
+            assert value > float(solver.values(start_N[None])[0])
+            num_asked.append(len(asked))
+        assert (max(num_asked) == 1) if is_once else (min(num_asked) > 1), num_asked
+
+
+def test_a_sample_outside_the_pool_is_missed_only_if_it_could_have_changed_enough(monkeypatch):
+    monkeypatch.setattr(rounding, "NUM_POOLED", 3)
+    pooled, last = torch.tensor([5.0, 4.0, 3.0]), torch.tensor([5.0, 4.5])
+    assert not rounding._may_miss(pooled, last, torch.tensor(1.4))
+    assert rounding._may_miss(pooled, last, torch.tensor(1.5))
+    assert not rounding._may_miss(pooled[:2], last, torch.tensor(9.0)), "all samples are in the pool"
 
 
 def test_exchange_finds_what_the_best_single_gain_does_not():
