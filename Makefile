@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_INPUTS ?= 100000
+# Of the readers that atheris, where it is installed, makes inputs for; a minute each.
+GUIDED := manifest part comparison record ids events checkpoint config
 INSTALLED := $(VENV)/.installed
 # The competitors of `make benchmark` have an environment of their own.
 BENCHMARK_VENV := .venv-benchmark
@@ -60,6 +62,9 @@ docs: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
+	@if $(BIN)/python -c "import atheris" 2>/dev/null; then \
+	  for reader in $(GUIDED); do PYTHONPATH=. $(BIN)/python tools/coverage_guided.py $$reader -max_total_time=60 || exit 1; done; \
+	else echo "inputs guided by coverage: $(BIN)/pip install atheris==3.0.0, with Python 3.11"; fi
 
 $(MUTATION_INSTALLED): requirements.lock
 	$(PYTHON) -m venv $(MUTATION_VENV)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 from datamask_pl import __version__
 from datamask_pl.errors import AgreementError, DatamaskError, PreemptedError, RankFailedError
@@ -56,6 +58,8 @@ def main(args: Sequence[str] | None = None) -> None:
         _fail(f"there is no command {command!r}; the commands are {', '.join(COMMANDS)}.")
     from jsonargparse import ArgumentError
 
+    if args is None:
+        _show_warnings()
     try:
         _run(command, arguments, is_from_shell=args is None)
     except PreemptedError as error:
@@ -88,6 +92,26 @@ def main(args: Sequence[str] | None = None) -> None:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         _end_interrupted(command)
+
+
+def _show_warnings() -> None:
+    """From here on, a warning of ours is one line; Python would add where in the code it is raised."""
+    show = warnings.showwarning
+
+    def show_ours(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if file is None and Path(filename).is_relative_to(Path(__file__).parent):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show_ours
 
 
 def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
@@ -133,7 +157,10 @@ def _one_line(message: str) -> str:
     if single := re.fullmatch(r'Parser key "([^"]+)": Expected an? (.*?)\. Got value: (.*)', line):
         return f"{single[1]} must be {_kind(single[2])}; got {single[3]}"
     line = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", line)
-    return line.replace("arguments are required: fit.", "arguments are required: --")
+    required = re.fullmatch(r"(.* arguments are required: )(.*)", line)
+    if required is not None:
+        return required[1] + ", ".join(f"--{name.removeprefix('fit.')}" for name in required[2].split(", "))
+    return line
 
 
 def _kind(annotation: str) -> str:
