@@ -36,7 +36,7 @@ from datamask_pl.functional.similar_pairs import Features, Rows, SimilarPairs
 
 # Samples of a cluster, on average.
 CLUSTER_ROWS = 512
-# Queries at a time, which share the reading of what they look at. Of a bunch of samples most are above the bounds of
+# Queries at a time, which share the reading of what they look at. Of a bunch of samples most may be above the bounds of
 # each other, which makes the entries of more queries a matter of memory.
 MAX_QUERIES = 1024
 SAMPLES_PER_CLUSTER = 48
