@@ -66,6 +66,13 @@ def test_quadratic_forms_are_those_of_each_row():
     np.testing.assert_allclose(quadratic_forms(z_ND, matrix_DD), [float(z @ matrix_DD @ z) for z in z_ND], atol=1e-14)
 
 
+def test_quadratic_forms_have_the_type_of_the_features_whatever_that_of_the_matrix():
+    z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), torch.randn(3, 3, dtype=torch.float64)
+    forms_N = quadratic_forms(z_ND.float(), matrix_DD)
+    assert forms_N.dtype == torch.float32
+    np.testing.assert_allclose(forms_N, quadratic_forms(z_ND, matrix_DD), atol=1e-6)
+
+
 @pytest.mark.parametrize("num_selected", [2, 3, 10, 20])
 def test_standardized_is_numpy_corrcoef(num_selected):
     features_ND = problems.unit_rows(20, 4, seed=3)
