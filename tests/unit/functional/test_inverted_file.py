@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,99 @@ def lists(features, file, num_neighbors, own=None):
             assert row not in found
             found[row] = both
     return found
+
+
+def k_means(rows_ND, num_clusters, rng_rows):
+    """Spherical k-means of some rows, one after the other; a cluster without members stays."""
+    centers = [rows_ND[row] for row in rng_rows[:num_clusters]]
+    for _ in range(inverted_file.NUM_ITERATIONS):
+        sums = [np.zeros(rows_ND.shape[1]) for _ in centers]
+        for row in rng_rows:
+            sums[int(np.argmax([center @ rows_ND[row] for center in centers]))] += rows_ND[row]
+        centers = [
+            total / np.linalg.norm(total) if total.any() else center
+            for total, center in zip(sums, centers, strict=True)
+        ]
+    return centers
+
+
+@pytest.mark.parametrize("kind", ["bunches", "one", "copies", "opposite"])
+def test_centers_are_those_of_spherical_k_means_and_of_length_one(monkeypatch, kind):
+    monkeypatch.setattr(inverted_file, "SAMPLES_PER_CLUSTER", 7)
+    rows_ND = clustered_rows(20 if kind == "one" else 240, torch.float64)
+    if kind == "copies":  # of five clusters four have no members
+        rows_ND = rows_ND[:1].repeat(110, 1)
+    elif kind == "opposite":
+        rows_ND = torch.tensor([[1.0, 0.0], [-0.9, 0.19**0.5]], dtype=torch.float64)
+    num_clusters = -(-len(rows_ND) // 25)
+    order = torch.randperm(len(rows_ND), generator=torch.Generator().manual_seed(inverted_file.SEED)).tolist()
+    expected_CD = k_means(rows_ND.numpy(), num_clusters, order[: 7 * num_clusters])
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    centers_CD = cluster_centers(lambda rows: rows_ND[rows], len(rows_ND))
+    np.testing.assert_allclose(centers_CD, expected_CD, atol=1e-9)
+    np.testing.assert_allclose(centers_CD.norm(dim=1), 1.0, rtol=1e-9)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_clusters_are_the_rows_of_each_label_in_order_also_where_there_are_none():
+    features_ND = clustered_rows(60)
+    label_N = torch.arange(60) % 3
+    label_N[label_N == 1] = 2
+    file = invert(lambda rows: features_ND[rows], features_ND[:5], label_N, num_neighbors=3, wanted_recall=0.9)
+    assert [file.order_N[part].tolist() for part in file.clusters] == [
+        [row for row in range(60) if label_N[row] == cluster] for cluster in range(5)
+    ]
+
+
+@pytest.mark.parametrize(("num_choosers", "num_judges"), [(60, 10), (61, 10), (40, 20), (40, 10)])
+def test_as_many_clusters_are_looked_at_as_the_choosers_need_and_the_judges_say_what_they_find(
+    monkeypatch, num_choosers, num_judges
+):
+    monkeypatch.setattr(inverted_file, "NUM_CHOOSERS", num_choosers)
+    monkeypatch.setattr(inverted_file, "NUM_JUDGES", num_judges)
+    monkeypatch.setattr(inverted_file, "QUERY_ROWS", 16)
+    rows_ND = clustered_rows(60, torch.float64)
+    centers_CD = clustered_rows(12, torch.float64)
+    label_N = nearest_center(rows_ND, centers_CD)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    file = invert(lambda rows: rows_ND[rows], centers_CD, label_N, num_neighbors=4, wanted_recall=0.8)
+    assert torch.equal(torch.get_rng_state(), before)
+    # the clusters from the nearest to the farthest, itself first
+    nearness_CC = (centers_CD @ centers_CD.T).numpy()
+    np.fill_diagonal(nearness_CC, 2.0)
+    nearest = [np.argsort(-nearness_C, kind="stable").tolist() for nearness_C in nearness_CC]
+    num_looked_at = file.looked_at_CM.shape[1]
+    assert file.looked_at_CM.tolist() == [order[:num_looked_at] for order in nearest]
+    cosine_NN = (rows_ND @ rows_ND.T).numpy()
+    np.fill_diagonal(cosine_NN, 2.0)
+    places = [
+        [nearest[label_N[row]].index(label_N[other]) for other in np.argsort(-cosine_NN[row], kind="stable")[:4]]
+        for row in torch.randperm(60, generator=torch.Generator().manual_seed(inverted_file.SEED + 1)).tolist()
+    ]
+    assert num_looked_at == needed(places[:num_choosers], 12, 0.8)
+    judges = places[num_choosers : num_choosers + num_judges] or places[:60]
+    found = [place < num_looked_at for judge in judges for place in judge]
+    assert file.recall == pytest.approx(np.mean(found), abs=1e-12)
+    assert 0.5 < file.recall < 1.0
+
+
+def needed(places, num_clusters, wanted_recall):
+    """The least number of clusters whose recall is above what is wanted by two standard errors."""
+    for number in range(1, num_clusters + 1):
+        recalls = [sum(place < number for place in query) / len(query) for query in places]
+        if np.mean(recalls) - 2 * np.std(recalls) / len(recalls) ** 0.5 >= wanted_recall:
+            return number
+    return num_clusters
+
+
+def test_the_number_of_clusters_is_the_least_that_is_enough_with_two_standard_errors():
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, 9, size=(15, 4)).tolist()
+    for wanted_recall in np.linspace(0.05, 1.0, 400).tolist():
+        found = inverted_file._num_needed(torch.tensor(places), 9, wanted_recall)
+        assert found == needed(places, 9, wanted_recall), wanted_recall
 
 
 def test_a_search_of_all_clusters_is_exact():

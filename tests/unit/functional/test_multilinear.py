@@ -1,9 +1,12 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamask_pl.functional import multilinear
 from datamask_pl.functional.multilinear import (
     ascent_direction,
     inclusion_probabilities,
@@ -27,6 +30,7 @@ def normal(num_samples: int, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
         pytest.param(torch.cat([torch.zeros(5), torch.full((5,), 1e3)]), 5, id="cut-within-the-gap"),
         pytest.param(torch.cat([torch.zeros(5), torch.full((5,), 1e3)]), 6, id="cut-within-the-lower-group"),
         pytest.param(normal(1000, 1e3), 1, id="keep-one"),
+        pytest.param(normal(600_000), 60_000, id="more-than-sixteen-times-the-sample"),
         pytest.param(normal(1000, 1e3), 999, id="leave-one"),
         pytest.param(normal(1000, 1e3), 1000, id="keep-all"),
         pytest.param(normal(100_000, 1e3), 10_000, id="many"),
@@ -112,3 +116,78 @@ def test_a_settled_mask_still_has_a_direction():
     assert torch.isfinite(direction_N).all()
     assert direction_N[0] > direction_N[2] > direction_N[1]
     assert float(undecided_share(p_N, 1)) == 0.0
+
+
+def one_step(monkeypatch, logits_N: torch.Tensor, target: float, start: float) -> float:
+    """Where a single step from the start leads."""
+    with monkeypatch.context() as patch:
+        patch.setattr(multilinear, "MAX_STEPS", 1)
+        return multilinear._find_root(
+            lambda threshold: multilinear._sums(logits_N, threshold), target, logits_N.numel(),
+            start=start, bracket=(-50.0, 50.0), negligible_step=0.0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("off", [0.3, -0.3, 0.1, -0.1, 0.03])
+def test_near_the_root_a_step_leaves_the_cube_of_what_was_missing(monkeypatch, off):
+    for seed in range(5):
+        logits_N = normal(200, 2.0, seed).double()
+        root = float(solve_threshold(logits_N, 40))
+        assert abs(one_step(monkeypatch, logits_N, 40.0, root + off) - root) <= abs(off) ** 3 / 2
+
+
+@pytest.mark.parametrize("off", [0.7, 2.0, 5.0, -5.0, 20.0])
+def test_far_from_the_root_a_step_along_the_log_odds_finds_that_of_equal_logits(monkeypatch, off):
+    logits_N = torch.full((3,), 0.25, dtype=torch.float64)
+    root = 0.25 + np.log(2.0)
+    assert one_step(monkeypatch, logits_N, 1.0, root + off) == pytest.approx(root, abs=1e-9)
+
+
+def test_where_everything_is_kept_the_threshold_is_minus_infinity_in_float64():
+    threshold = solve_threshold(torch.zeros(3), 3)
+    assert threshold.dtype == torch.float64
+    assert float(threshold) == -np.inf
+
+
+def in_parts(edges):
+    """Slices between the edges, as if they were of several ranks."""
+    taken = []
+
+    def over_slices(part):
+        taken.append([part(slice(*pair)) for pair in itertools.pairwise(edges)])
+        return torch.stack(taken[-1])
+
+    return over_slices, taken
+
+
+def test_sums_are_taken_over_the_slices_that_are_given_also_empty_ones():
+    logits_N, gradient_N = normal(50).double(), normal(50, seed=1).double()
+    over_slices, taken = in_parts([0, 20, 20, 50])
+    p_N = inclusion_probabilities(logits_N, 7, over_slices=over_slices)
+    assert taken
+    assert torch.allclose(p_N, inclusion_probabilities(logits_N, 7), rtol=1e-9)
+    taken.clear()
+    direction_N = ascent_direction(gradient_N, p_N, over_slices=over_slices)
+    assert len(taken) == 1
+    assert torch.allclose(direction_N, ascent_direction(gradient_N, p_N))
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_of_a_few_nearly_settled_samples_the_direction_keeps_the_budget_in_any_unit(unit):
+    p_N, gradient_N = torch.tensor([0.1, 0.1, 0.8]).double(), torch.tensor([1.0, 2.0, 5.0]).double()
+    direction_N = ascent_direction(unit * gradient_N, p_N)
+    assert float((p_N * (1 - p_N)).dot(direction_N)) == pytest.approx(0.0, abs=1e-12)
+    assert float(direction_N.square().mean()) == pytest.approx(1.0)
+    assert torch.allclose(direction_N, ascent_direction(gradient_N, p_N))
+
+
+def test_gradients_that_differ_by_rounding_give_no_direction_nor_does_one_alone():
+    gradient_N = 0.7 + torch.tensor([0.0, 1e-15, -1e-15, 2e-15]).double()
+    assert ascent_direction(gradient_N, torch.full((4,), 0.5).double()).tolist() == [0.0] * 4
+    assert ascent_direction(torch.tensor([3.0]).double(), torch.ones(1).double()).tolist() == [0.0]
+
+
+def test_undecided_is_what_variance_there_is_for_a_kept_sample():
+    p_N = torch.tensor([0.5, 0.25, 0.25, 1.0]).double()
+    assert float(undecided_share(p_N, 2)) == pytest.approx(float((p_N * (1 - p_N)).sum()) / 2)
+    assert float(undecided_share(torch.ones(3).double(), torch.tensor(3 - 1e-12).double())) == 0.0
