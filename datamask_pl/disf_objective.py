@@ -68,11 +68,13 @@ class DiSF(ClosedFormObjective):
 
     def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected
-        if bool(((p_N == 0) | (p_N == 1)).all()):
+        is_mask = bool(((p_N == 0) | (p_N == 1)).all())
+        # of a mask gains are what exchanges are chosen by, and are as exact as its value
+        is_quick = ground.multiplies_bfloat16 and not is_mask
+        if is_mask:
             moment_DD = self._moment_of_mask(p_N == 1, ground)
         else:
-            quick = disf.quick_moment if ground.multiplies_bfloat16 else disf.weighted_moment
-            moment_DD = self._moment(p_N, ground, multiply=quick)
+            moment_DD = self._moment(p_N, ground, multiply=disf.quick_moment if is_quick else disf.weighted_moment)
         fourth_power_N = ground.cached(
             "fourth_power",
             lambda: self._by_pieces(lambda rows: ground.centered(rows).square().sum(1).double().square(), ground),
@@ -81,7 +83,7 @@ class DiSF(ClosedFormObjective):
 
         def forms(rows: slice) -> Tensor:
             centered_CD = ground.centered(rows)
-            if ground.multiplies_bfloat16:
+            if is_quick:
                 return disf.quick_quadratic_forms(centered_CD, moment_DD, squared_norm_N[rows])
             return disf.quadratic_forms(centered_CD, moment_DD)
 
