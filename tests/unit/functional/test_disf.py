@@ -69,7 +69,6 @@ def test_quadratic_forms_are_those_of_each_row():
     np.testing.assert_allclose(quadratic_forms(z_ND, matrix_DD), [float(z @ matrix_DD @ z) for z in z_ND], atol=1e-14)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("num_features", [3, 64])
 @pytest.mark.parametrize("level", [0.0, 100.0])
 def test_quick_products_err_by_a_hundredth_of_what_forms_differ_by_whatever_they_have_in_common(num_features, level):
@@ -93,13 +92,13 @@ def test_pieces_are_every_row_once_and_at_least_one(start, stop):
     assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(start, stop))
     assert found
     assert all(piece.stop - piece.start <= 2048 for piece in found)
-=======
+
+
 def test_quadratic_forms_have_the_type_of_the_features_whatever_that_of_the_matrix():
     z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), torch.randn(3, 3, dtype=torch.float64)
     forms_N = quadratic_forms(z_ND.float(), matrix_DD)
     assert forms_N.dtype == torch.float32
     np.testing.assert_allclose(forms_N, quadratic_forms(z_ND, matrix_DD), atol=1e-6)
->>>>>>> mutation
 
 
 @pytest.mark.parametrize("num_selected", [2, 3, 10, 20])
