@@ -22,10 +22,9 @@ from datamask_pl.block_solution import round_logits
 from datamask_pl.estimation import multilinear_update
 from datamask_pl.functional.budget import BudgetRule, budget
 from datamask_pl.functional.constraint import Constraint, Holdings
-from datamask_pl.functional.schedule import linear_rate
+from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
-from datamask_pl.module import DEFAULT_SCHEDULE
 
 KINDS = ("facility_location", "pairwise", "disf")
 NAMES = ("worst", "below", "above", "best")
@@ -45,7 +44,7 @@ def make_holdings(quality_N: torch.Tensor) -> dict[str, Holdings]:
 
 
 def learn(objective: JointObjective, ground: GroundSet, scales: torch.Tensor) -> torch.Tensor:
-    num_steps, max_lr, min_lr = DEFAULT_SCHEDULE["multilinear"]
+    num_steps, max_lr, min_lr = default_schedule("multilinear", is_polish_quick=objective.has_interactions)
     logits_N = torch.zeros(ground.num_samples)
     for step in range(num_steps):
         update = multilinear_update(logits_N, objective=objective, ground=ground, scales=scales)

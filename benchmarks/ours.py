@@ -46,7 +46,7 @@ class Point(NamedTuple):
     prepared_s: float = 0.0
 
 
-def multilinear(problem: Problem, *, other_steps: tuple[int, ...] = (4, 8, 20)) -> list[Point]:
+def multilinear(problem: Problem, *, other_steps: tuple[int, ...] = (4, 8, 12, 20)) -> list[Point]:
     """The default estimator with other numbers of steps, then as by default; the lists of neighbours serve all.
 
     Each number gives two points: the mask as the logits give it, and polished.

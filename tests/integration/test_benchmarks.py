@@ -35,6 +35,15 @@ def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
     assert all(float(cells[column]) > -1 for cells in rows[6:] for column in (1, 6, 9))  # f of each
 
 
+def test_limits_within_fit_are_measured_beside_limits_put_on_afterwards(tmp_path):
+    path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
+    lines = run("constraints.py", path, "--threads", 1).splitlines()
+    rows = [line.split() for line in lines if line.startswith(("facility", "pairwise", "disf"))]
+    assert [row[2] for row in rows] == ["export", "fit,", "fit"] * 9
+    f = [float(row[-6]) for row in rows]
+    assert all(plain <= polished for plain, polished in zip(f[1::3], f[2::3], strict=True))
+
+
 class TestSchedules:
     def run(self, records, *options):
         few = ["--samples", 90, "--ratios", 0.1, "--weights", 0.3, "--rates", "2:0.2,4:1.5", "--threads", 1]
