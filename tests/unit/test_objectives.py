@@ -191,20 +191,17 @@ def has_bfloat16(monkeypatch):
 
 @pytest.mark.usefixtures("has_bfloat16")
 @pytest.mark.parametrize("num_selected", [300, 2000])
-def test_quick_products_leave_the_value_of_a_mask_alone_and_the_gradient_nearly(monkeypatch, num_selected):
+def test_quick_products_leave_a_mask_alone_and_the_gradient_elsewhere_nearly(monkeypatch, num_selected):
     monkeypatch.setattr(disf_objective, "MAX_GRAM_SAMPLES", 0)
     features_ND, masks_RN = unit_rows(3000, 16, 0), torch.tensor(random_masks(2, 3000, num_selected, 0))
     quick, exact = (ground_set(features_ND, num_selected, dtype=dtype) for dtype in (torch.float32, torch.float64))
     np.testing.assert_allclose(DiSF().value(masks_RN, quick), DiSF().value(masks_RN, exact), rtol=2e-6)
-    for p_N in (masks_RN[0].double(), torch.tensor(qualities(3000, 0))):
+    for p_N, precision in ((masks_RN[0].double(), 1e-4), (torch.tensor(qualities(3000, 0)), 1 / 20)):
         found, expected = (DiSF().linearize(p_N, ground) for ground in (quick, exact))
-        spread = float(expected.gradient_N.std())
-        np.testing.assert_allclose(found.gradient_N, expected.gradient_N, atol=spread / 20)
-        assert float((found.gradient_N - expected.gradient_N).abs().max()) > 1e-5 * spread, "products were not quick"
-        assert float(found.value) == pytest.approx(float(expected.value), rel=1e-3)
-    np.testing.assert_allclose(
-        DiSF().linearize(masks_RN[0].double(), quick).value, DiSF().value(masks_RN[:1], exact)[0], rtol=2e-6
-    )
+        error, spread = (found.gradient_N - expected.gradient_N).abs().max(), expected.gradient_N.std()
+        assert error <= precision * spread
+        assert float(found.value) == pytest.approx(float(expected.value), rel=2e-6 if precision == 1e-4 else 1e-3)
+    assert error > 1e-4 * spread, "products were not quick"
 
 
 @pytest.mark.usefixtures("has_bfloat16")
