@@ -83,6 +83,7 @@ def test_quick_products_err_by_a_hundredth_of_what_forms_differ_by_whatever_they
     # unit vectors have the level in common
     differing_N = expected_N - level * z_ND.square().sum(1)
     found_N = quick_quadratic_forms(z_ND.float(), matrix_DD, z_ND.square().sum(1))
+    assert found_N.dtype == torch.float32
     np.testing.assert_allclose(found_N, expected_N, atol=float(differing_N.std()) / 50 + 1e-7 * level)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from datamask_pl.functional import multilinear, rounding
-from datamask_pl.functional.rounding import polish, spread_out, top_k_mask
+from datamask_pl.functional.rounding import first_largest, polish, spread_out, top_k_mask
 from datamask_pl.joint_objective import JointObjective
 
 SCALES = torch.ones(2, dtype=torch.float64)
@@ -259,6 +259,59 @@ def test_a_sample_outside_the_pool_is_missed_only_if_it_could_have_changed_enoug
     assert not rounding._may_miss(pooled[:2], last, torch.tensor(9.0)), "all samples are in the pool"
 
 
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+@pytest.mark.parametrize("unit", [2.0**-30, 2.0**30])
+def test_the_unit_of_the_objective_decides_nothing(monkeypatch, kind, unit):
+    monkeypatch.setattr(rounding, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 4)
+    monkeypatch.setattr(rounding, "NUM_POOLED", 6)
+    for seed in range(4):
+        solver, _ = random_solver(kind, seed, num_samples=60)
+        start_N = torch.tensor(problems.random_masks(1, 60, solver.ground.num_selected, seed)[0])
+
+        def solve(factor, solver=solver, start_N=start_N):
+            def interactions(rows_P):
+                known = solver.interactions(rows_P)
+                return lambda places, others: factor * known(places, others)
+
+            mask_N, value = polish(
+                start_N, values=lambda masks_RN: factor * solver.values(masks_RN),
+                gains=lambda mask_N: factor * solver.gains(mask_N), interactions=interactions,
+            )  # fmt: skip
+            return mask_N, value / factor
+
+        (mask_N, value), (expected_N, expected) = solve(unit), solve(1.0)
+        assert torch.equal(mask_N, expected_N)
+        assert value == expected
+
+
+@pytest.mark.parametrize("num_levels", [2, 9, 10_000])
+@pytest.mark.parametrize("count", [1, 7, 299, 300, 400])
+def test_the_first_largest_are_those_of_a_stable_sort(count, num_levels):
+    values_N = np.random.default_rng(0).integers(0, num_levels, size=300).astype(float)
+    expected = np.argsort(-values_N, kind="stable")[:count]
+    assert first_largest(torch.tensor(values_N), count).tolist() == expected.tolist()
+
+
+def test_all_pairs_that_promise_something_are_tried_together_then_fewer_then_single_exchanges():
+    gain_N = torch.tensor([9.0, 8.0, 7.0, 6.0, 2.0, *range(10)]).double()
+    gain_N = torch.cat([gain_N, torch.tensor([5.0, 3.0, 2.0, 2.0, 2.0])]).double()
+    mask_N = torch.arange(20) >= 5  # left out: 9, 8, 7, 6, 2; kept: 0, 1, 2, 2, 2, 2, 3, ...
+    asked = []
+
+    def values(masks_RN):
+        asked.extend(masks_RN)
+        return torch.zeros(len(masks_RN), dtype=torch.float64)
+
+    polish(mask_N, values=values, gains=lambda mask_N: gain_N)
+    tried = [(trial_N != mask_N).nonzero().squeeze(1).tolist() for trial_N in asked]
+    kept = sorted(range(5, 20), key=lambda row: (float(gain_N[row]), row))
+    # the fifth pair would exchange 2 for 2
+    joint = [sorted([*range(count), *kept[:count]]) for count in (4, 2, 1)]
+    singles = [sorted([one, other]) for one in range(4) for other in kept[:4]]
+    assert tried == [[], *joint, *singles]
+
+
 def test_exchange_finds_what_the_best_single_gain_does_not():
     """The best to add interacts with all that could go; only the second best is worth an exchange."""
     interaction_CC = np.zeros((4, 4))
@@ -283,12 +336,14 @@ def test_any_proxy_of_the_gains_is_safe(monkeypatch, max_enumerated, proxy):
 
 
 @pytest.mark.parametrize("num_samples", [1, 5, 20])
-def test_a_mask_that_keeps_everything_is_returned_unchanged(num_samples):
+@pytest.mark.parametrize("interactions", [None, lambda rows_P: pytest.fail("nothing can be exchanged")])
+def test_a_mask_that_keeps_everything_is_returned_unchanged(num_samples, interactions):
     ones_N = torch.ones(num_samples, dtype=torch.bool)
     mask_N, value = polish(
         ones_N,
         values=lambda masks_RN: masks_RN.double().sum(1),
         gains=lambda mask_N: pytest.fail("nothing can be exchanged"),
+        interactions=interactions,
     )
     assert torch.equal(mask_N, ones_N)
     assert value == num_samples
