@@ -3,12 +3,15 @@
 from itertools import pairwise
 from typing import NamedTuple
 
+import constraints
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamask_pl.functional.coverage_exchange import CandidateCoverage, Kinds, exchange_covered
+from datamask_pl.functional import coverage_exchange
+from datamask_pl.functional.coverage_exchange import CandidateCoverage, Kinds, exchange_covered, polish_covered
 
 
 class Problem(NamedTuple):
@@ -115,3 +118,121 @@ def test_what_a_candidate_covers_of_what_another_leaves_counts():
     assert mask_P.tolist() == [True, False, True]  # 1.0 + 0.1 + 5.0 beats 0.9 + 0.2 + 5.0 by 0.0
     better = given_problem._replace(worth_VP=worth_VP + np.array([[0, 0, 0], [0, 0.01, 0], [0, 0, 0]]))
     assert exchange_covered(better.is_kept_P, better.coverage()).tolist() == [False, True, True]
+
+
+# ---- polish_covered --------------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A problem whose samples are its candidates, with what `polish_covered` asks for, and what it asked."""
+
+    def __init__(self, given_problem):
+        self.problem = given_problem
+        self.start_N = torch.tensor(given_problem.is_kept_P)
+        self.pools = []
+        self.masks = []
+
+    def values(self, masks_RN):
+        self.masks += masks_RN.tolist()
+        return torch.tensor([self.problem.value(mask_N.numpy()) for mask_N in masks_RN])
+
+    def gains(self, mask_N):
+        both_2N = [[], []]
+        for row in range(mask_N.numel()):
+            for is_in, gains in enumerate(both_2N):
+                changed_N = mask_N.numpy().copy()
+                changed_N[row] = is_in
+                gains.append(self.problem.value(changed_N))
+        return torch.tensor(both_2N[1]) - torch.tensor(both_2N[0])
+
+    def coverage(self, mask_N, rows_P):
+        self.pools.append(rows_P.tolist())
+        is_other_N = mask_N.numpy().copy()
+        is_other_N[rows_P] = False
+        other_V1 = np.where(is_other_N, self.problem.worth_VP, 0.0).max(1, initial=0.0, keepdims=True)
+        more_VP = np.maximum(self.problem.worth_VP[:, rows_P] - other_V1, 0.0)
+        return Problem(more_VP, self.problem.alone_P[rows_P], mask_N.numpy()[rows_P]).coverage()
+
+    def polish(self, **options):
+        return polish_covered(self.start_N, values=self.values, gains=self.gains, coverage=self.coverage, **options)
+
+
+def modular(*pairs):
+    """Samples that are left out, and kept ones, each pair worth so much when it is exchanged."""
+    alone_P = np.array([*pairs, *[0.0] * len(pairs)])
+    return Block(Problem(np.zeros((0, alone_P.size)), alone_P, np.arange(alone_P.size) >= len(pairs)))
+
+
+@pytest.mark.parametrize("min_candidates", [3, 1024])
+def test_a_mask_becomes_one_of_which_no_exchange_of_candidates_is_better(monkeypatch, min_candidates):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", min_candidates)
+    monkeypatch.setattr(coverage_exchange, "LEAST_SHARE_GAINED", 0.0)
+    for seed in range(5):
+        block = Block(problem(seed, num_candidates=20, num_samples=30))
+        start_P = block.problem.is_kept_P.copy()
+        mask_N, value = block.polish()
+        assert block.start_N.tolist() == start_P.tolist()
+        assert mask_N.dtype == torch.bool
+        assert mask_N.sum() == start_P.sum()
+        assert value == block.problem.value(mask_N.numpy())
+        assert value >= block.problem.value(start_P)
+        gain_N = block.gains(mask_N).numpy()
+        added = sorted(np.flatnonzero(~mask_N.numpy()), key=lambda row: -gain_N[row])[:min_candidates]
+        removed = sorted(np.flatnonzero(mask_N.numpy()), key=lambda row: gain_N[row])[:min_candidates]
+        assert sorted(block.pools[-1]) == sorted([*added, *removed])
+        for other_P, one, other in exchanges(mask_N.numpy()):
+            if one in added and other in removed:
+                assert block.problem.value(other_P) <= value + 1e-5
+
+
+@pytest.mark.parametrize(("num_samples", "num_candidates"), [(100, 4), (256, 4), (400, 6)])
+def test_candidates_are_a_share_of_the_samples_and_at_least_so_many(monkeypatch, num_samples, num_candidates):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 4)
+    for constraint in (None, constraints.make("groups", num_samples)):
+        block = modular(*range(num_samples // 2))
+        if constraint is not None:
+            block.start_N = constraint.fill(torch.zeros(num_samples))
+        block.polish(max_rounds=1, constraint=constraint)
+        assert len(block.pools[0]) == 2 * num_candidates
+
+
+def test_rounds_end_with_the_first_that_gains_less_than_a_64th_of_what_the_best_did(monkeypatch):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 1)
+    monkeypatch.setattr(coverage_exchange, "CANDIDATE_SHARE", 0)
+    mask_N, value = modular(64.0, 8.0, 2.0, 1.0, 0.75, 0.5).polish()
+    assert mask_N.tolist() == [True] * 5 + [False] * 6 + [True]
+    assert value == 75.75
+    assert modular(64.0, 8.0, 2.0).polish(max_rounds=2)[1] == 72.0
+    assert modular(*[1.0] * 150).polish()[1] == 100.0, "a hundred rounds, unless told otherwise"
+
+
+@pytest.mark.parametrize("change", [0.0, -1.0])
+def test_what_is_promised_and_does_not_make_the_value_larger_is_not_kept(change):
+    block = modular(3.0, 2.0)
+    mask_N, value = polish_covered(
+        block.start_N, gains=block.gains, coverage=block.coverage,
+        values=lambda masks_RN: 5.0 + change * (masks_RN != block.start_N).any(1).double(),
+    )  # fmt: skip
+    assert torch.equal(mask_N, block.start_N)
+    assert value == 5.0
+
+
+@pytest.mark.parametrize("kind", ["groups", "forced and groups", "groups and costs"])
+def test_under_a_constraint_no_allowed_exchange_of_equal_cost_or_less_is_better(kind):
+    for seed in range(4):
+        constraint = constraints.make(kind, 14, seed=seed)
+        group_N, fate_N = constraint.holdings.group_N.numpy(), constraint.holdings.fate_N.numpy()
+        cost_N = np.ones(14) if constraint.holdings.cost_N is None else constraint.holdings.cost_N.numpy()
+        block = Block(problem(seed, num_candidates=14))
+        block.start_N = constraint.fill(torch.zeros(14))
+        mask_N, value = block.polish(constraint=constraint)
+        assert constraint.allows(mask_N)
+        assert value == block.problem.value(mask_N.numpy())
+        assert value > block.problem.value(block.start_N.numpy())
+        for group in set(group_N):
+            assert (mask_N.numpy() & (group_N == group)).sum() == (block.start_N.numpy() & (group_N == group)).sum()
+        if constraint.has_costs:
+            continue  # some exchanges may be missed
+        for other_P, one, other in exchanges(mask_N.numpy()):
+            if group_N[one] == group_N[other] and fate_N[one] == fate_N[other] == 0 and cost_N[one] <= cost_N[other]:
+                assert block.problem.value(other_P) <= value + 1e-5

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from datamask_pl.functional.device import pack_bits
-from datamask_pl.functional.facility_location import WalkBuffers, expected_coverage, nearest_kept_similarity
+from datamask_pl.functional.facility_location import (
+    OTHER,
+    OTHER_KEPT,
+    WalkBuffers,
+    candidate_entries,
+    expected_coverage,
+    nearest_kept_similarity,
+)
 
 
 def sorted_similarities(num_neighbors: int, num_samples: int, seed: int = 0) -> torch.Tensor:
@@ -88,3 +95,24 @@ def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors, 
             kept_T = masks_NR[neighbor_TV[:, v].long(), r].numpy()
             assert float(nearest_VR[v, r]) == nearest_of_list(similarity_TV[:, v].numpy(), kept_T)
             assert bool(is_open_VR[v, r]) == (not kept_T.any())
+
+
+@pytest.mark.parametrize("num_levels", [3, 10**6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_candidates_cover_more_than_the_first_other_kept_one_as_a_loop_finds(num_levels, dtype):
+    """Also where no other is kept, where the nearest is, where candidates come behind it, and where all are equal."""
+    rng = np.random.default_rng(num_levels)
+    similarity_TV = (torch.tensor(np.floor(rng.uniform(size=(6, 200)) * num_levels)) / num_levels).to(dtype)
+    similarity_TV = similarity_TV.sort(0, descending=True).values
+    candidate_TV = torch.tensor(rng.choice([OTHER_KEPT, OTHER, OTHER, 0, 1, 2], size=(6, 200)), dtype=torch.int32)
+    expected = []
+    for v in range(200):
+        for t in range(6):
+            candidates_T = candidate_TV[:, v].tolist()
+            others = [float(similarity_TV[u, v]) for u in range(6) if candidates_T[u] == OTHER_KEPT]
+            more = float(similarity_TV[t, v]) - max(others, default=0.0)
+            if candidates_T[t] >= 0 and more > 0:
+                expected.append((v, candidates_T[t], more))
+    sample_E, candidate_E, more_E = candidate_entries(similarity_TV, candidate_TV)
+    assert (sample_E.dtype, candidate_E.dtype, more_E.dtype) == (torch.int64, torch.int64, torch.float64)
+    assert list(zip(sample_E.tolist(), candidate_E.tolist(), more_E.tolist(), strict=True)) == expected
