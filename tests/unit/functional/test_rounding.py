@@ -359,3 +359,42 @@ def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
     )
     np.testing.assert_array_equal(mask_N, start_N)
     assert value == 0.0
+
+
+@pytest.mark.parametrize("change", [0.0, -1.0])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_promised_and_does_not_make_the_value_larger_is_not_kept(is_known, change):
+    start_N = torch.arange(20) >= 15
+    mask_N, value = polish(
+        start_N,
+        values=lambda masks_RN: 5.0 + change * (masks_RN != start_N).any(1).double(),
+        gains=lambda mask_N: torch.arange(20, 0, -1, dtype=torch.float64),
+        interactions=(lambda rows_P: lambda places, others: torch.zeros(len(rows_P), len(rows_P))[places][:, others])
+        if is_known
+        else None,
+    )
+    assert torch.equal(mask_N, start_N)
+    assert value == 5.0
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_rounds_are_at_most_so_many(monkeypatch, is_known):
+    """Of one candidate on either side each, so that a round exchanges one pair."""
+    for name, number in (("NUM_CANDIDATES", 1), ("NUM_SINGLES", 1), ("NUM_POOLED", 1), ("NUM_KNOWN_CANDIDATES", 1)):
+        monkeypatch.setattr(rounding, name, number)
+    gain_N = torch.cat([torch.full((10,), 2.0), torch.full((10,), 1.0)]).double()
+
+    def exchanged(max_rounds):
+        mask_N, value = polish(
+            torch.arange(20) >= 10,
+            values=lambda masks_RN: masks_RN.double() @ gain_N,
+            gains=lambda mask_N: gain_N,
+            interactions=(lambda rows_P: lambda places, others: torch.zeros(2, 2)[places][:, others])
+            if is_known
+            else None,
+            max_rounds=max_rounds,
+        )
+        assert value == float(gain_N[mask_N].sum())
+        return int(mask_N[:10].sum())
+
+    assert [exchanged(max_rounds) for max_rounds in (0, 1, 3, 10, 11)] == [0, 1, 3, 10, 10]
