@@ -96,6 +96,25 @@ def test_no_candidate_comes_in_for_a_cheaper_one(seed):
     assert given_problem.value(mask_P) >= given_problem.value(given_problem.is_kept_P)
 
 
+@pytest.mark.parametrize("unit", [2.0**-40, 2.0**40])
+def test_the_unit_of_the_worth_decides_nothing(unit):
+    for seed in range(10):
+        one = problem(seed)
+        other = one._replace(worth_VP=one.worth_VP * unit, alone_P=one.alone_P * unit)
+        expected_P = exchange_covered(one.is_kept_P, one.coverage())
+        assert np.array_equal(exchange_covered(other.is_kept_P, other.coverage()), expected_P)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_samples_may_have_any_numbers(first):
+    for seed in range(10):
+        given_problem = problem(seed)
+        coverage = given_problem.coverage()  # numbers that fall
+        rising = coverage._replace(sample_E=first + coverage.sample_E.max(initial=0) - coverage.sample_E)
+        expected_P = exchange_covered(given_problem.is_kept_P, coverage)
+        assert np.array_equal(exchange_covered(given_problem.is_kept_P, rising), expected_P)
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_where_all_or_none_is_kept_nothing_is_exchanged(is_kept):
     given_problem = problem(0)._replace(is_kept_P=np.full(12, is_kept))
@@ -196,14 +215,20 @@ def test_candidates_are_a_share_of_the_samples_and_at_least_so_many(monkeypatch,
         assert len(block.pools[0]) == 2 * num_candidates
 
 
-def test_rounds_end_with_the_first_that_gains_less_than_a_64th_of_what_the_best_did(monkeypatch):
+@pytest.mark.parametrize("unit", [2.0**-30, 1.0, 2.0**30])
+def test_rounds_end_with_the_first_that_gains_less_than_a_64th_of_what_the_best_did(monkeypatch, unit):
     monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 1)
     monkeypatch.setattr(coverage_exchange, "CANDIDATE_SHARE", 0)
-    mask_N, value = modular(64.0, 8.0, 2.0, 1.0, 0.75, 0.5).polish()
+    mask_N, value = modular(*(unit * gain for gain in (64.0, 8.0, 2.0, 1.0, 0.75, 0.5))).polish()
     assert mask_N.tolist() == [True] * 5 + [False] * 6 + [True]
-    assert value == 75.75
+    assert value == 75.75 * unit
+
+
+def test_rounds_are_at_most_so_many_a_hundred_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 1)
+    monkeypatch.setattr(coverage_exchange, "CANDIDATE_SHARE", 0)
     assert modular(64.0, 8.0, 2.0).polish(max_rounds=2)[1] == 72.0
-    assert modular(*[1.0] * 150).polish()[1] == 100.0, "a hundred rounds, unless told otherwise"
+    assert modular(*[1.0] * 120).polish()[1] == 100.0
 
 
 @pytest.mark.parametrize("change", [0.0, -1.0])
