@@ -107,8 +107,8 @@ def test_the_unit_of_the_worth_decides_nothing(unit):
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_samples_may_have_any_numbers(first):
-    for seed in range(10):
-        given_problem = problem(seed)
+    for seed in range(20):
+        given_problem = problem(seed, num_samples=3)
         coverage = given_problem.coverage()  # numbers that fall
         rising = coverage._replace(sample_E=first + coverage.sample_E.max(initial=0) - coverage.sample_E)
         expected_P = exchange_covered(given_problem.is_kept_P, coverage)
