@@ -96,7 +96,7 @@ def test_no_candidate_comes_in_for_a_cheaper_one(seed):
     assert given_problem.value(mask_P) >= given_problem.value(given_problem.is_kept_P)
 
 
-@pytest.mark.parametrize("unit", [2.0**-40, 2.0**40])
+@pytest.mark.parametrize("unit", [2.0**-100, 2.0**100])
 def test_the_unit_of_the_worth_decides_nothing(unit):
     for seed in range(10):
         one = problem(seed)
@@ -115,6 +115,44 @@ def test_samples_may_have_any_numbers(first):
         assert np.array_equal(exchange_covered(given_problem.is_kept_P, rising), expected_P)
 
 
+@pytest.mark.parametrize("num_kept", [1, 11])
+def test_where_one_is_kept_or_left_out_a_round_makes_the_best_of_all_exchanges(num_kept):
+    for seed in range(20):
+        given_problem = problem(seed)._replace(is_kept_P=np.random.default_rng(seed).permutation(12) < num_kept)
+        best_P = max(
+            [given_problem.is_kept_P, *(other_P for other_P, _, _ in exchanges(given_problem.is_kept_P))],
+            key=given_problem.value,
+        )
+        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
+        assert np.array_equal(mask_P, best_P)
+
+
+def test_of_equal_exchanges_that_exclude_one_another_the_first_candidates_is_made():
+    for seed in range(5):
+        worth_P = np.append(np.random.default_rng(seed).integers(1, 4, size=200), 0.5)
+        given_problem = Problem(worth_P[None], np.zeros(201), np.arange(201) == 200)
+        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
+        assert np.flatnonzero(mask_P).tolist() == [worth_P.argmax()]
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e9])
+def test_what_promises_a_millionth_of_the_median_loss_or_less_is_not_exchanged(largest):
+    """Nor what promises 1e-13 of the largest number; what is worth a little more is."""
+    rounding = max(1e-6, 1e-13 * largest)
+    for share, is_made in ((0.5, False), (2.0, True)):
+        alone_P = np.array([1.0 + share * rounding, 1.0, 1.0, 1.0, largest])
+        given_problem = Problem(np.zeros((0, 5)), alone_P, np.arange(5) > 0)
+        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
+        assert mask_P[0] == is_made
+
+
+def test_nothing_is_exchanged_where_all_is_worth_nothing_or_there_are_no_candidates():
+    nothing = Problem(np.zeros((3, 4)), np.zeros(4), np.arange(4) < 2)
+    assert exchange_covered(nothing.is_kept_P, nothing.coverage(), max_rounds=1).tolist() == [True, True, False, False]
+    no_one = Problem(np.zeros((3, 0)), np.zeros(0), np.zeros(0, dtype=bool))
+    assert exchange_covered(no_one.is_kept_P, no_one.coverage()).tolist() == []
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_where_all_or_none_is_kept_nothing_is_exchanged(is_kept):
     given_problem = problem(0)._replace(is_kept_P=np.full(12, is_kept))
@@ -127,6 +165,17 @@ def test_many_exchanges_are_made_in_one_round_where_none_touches_another():
     given_problem = Problem(worth_VP, np.zeros(20), np.arange(20) < 10)
     mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
     assert np.array_equal(mask_P, np.arange(20) >= 10)
+
+
+def test_exchanges_that_cover_the_same_are_made_in_one_round_only_where_none_covers_more_than_is_covered():
+    """A sample that is covered already, by one that stays, excludes nothing; one that both would cover does."""
+    worth_VP = np.concatenate([0.5 * np.eye(10), np.eye(10), np.zeros((10, 1))], axis=1)
+    covered = Problem(np.vstack([worth_VP, np.arange(21) >= 10]), np.zeros(21), np.arange(21) % 20 < 10)
+    mask_P = exchange_covered(covered.is_kept_P, covered.coverage(), max_rounds=1)
+    assert np.array_equal(mask_P, np.arange(21) >= 10)
+    both = Problem(np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([0.0, 0.0, 0.6, 0.7]), np.arange(4) >= 2)
+    mask_P = exchange_covered(both.is_kept_P, both.coverage(), max_rounds=1)
+    assert mask_P.tolist() == [True, False, False, True]
 
 
 def test_what_a_candidate_covers_of_what_another_leaves_counts():

@@ -54,6 +54,18 @@ def test_expected_coverage_at_a_mask_is_the_nearest_kept_and_its_marginal_gains(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_similarities_of_any_type_are_taken_as_those_of_the_probabilities(dtype):
+    similarity_TV = sorted_similarities(9, 20)
+    p_TV = torch.rand(9, 20, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    for given_TV in (similarity_TV, similarity_TV.float()):
+        found = expected_coverage(given_TV, p_TV)
+        expected = expected_coverage(given_TV.to(dtype), p_TV)
+        for name in ("value_V", "gain_TV", "left_out_V"):
+            assert getattr(found, name).dtype == dtype
+            assert torch.equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_expected_coverage_of_a_sample_is_the_same_bits_in_any_chunk_and_in_used_memory(dtype):
     similarity_TV = sorted_similarities(9, 101).to(dtype)
     p_TV = torch.rand(9, 101, generator=torch.Generator().manual_seed(1), dtype=dtype)
@@ -66,6 +78,7 @@ def test_expected_coverage_of_a_sample_is_the_same_bits_in_any_chunk_and_in_used
         assert torch.equal(part.value_V, whole.value_V[start:stop])
         assert torch.equal(part.gain_TV, whole.gain_TV[:, start:stop] * 2.0**30)
         assert torch.equal(part.left_out_V, whole.left_out_V[start:stop] * 2.0**30)
+        assert part.gain_TV.data_ptr() == matrices.after_TV.data_ptr()
 
 
 @pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 2.0**-24), (torch.float64, 2.0**-53)])
@@ -78,7 +91,7 @@ def test_neighbours_behind_many_that_are_all_but_kept_have_gains_of_zero_and_no_
 
 
 @pytest.mark.parametrize("num_masks", [3, 8, 17])
-@pytest.mark.parametrize("num_neighbors", [1, 4, 16, 17, 40, 300])
+@pytest.mark.parametrize("num_neighbors", [1, 4, 16, 17, 40, 256])
 def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors, num_masks):
     num_samples = max(num_neighbors, 20)
     source = torch.Generator().manual_seed(num_neighbors)
