@@ -110,6 +110,21 @@ def test_the_walk_along_the_lists_finds_the_first_kept_neighbour(num_neighbors, 
             assert bool(is_open_VR[v, r]) == (not kept_T.any())
 
 
+@pytest.mark.parametrize("num_left_out", range(13, 21))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_lists_that_end_late_are_walked_to_their_end_also_where_it_is_one_alone(num_left_out, dtype):
+    """Of samples on a circle the first few are left out: of each, and of those before it, the nearest kept is told."""
+    rows_T, rows_V = torch.arange(18)[:, None], torch.arange(40)
+    neighbor_TV = ((rows_T + rows_V) % 40).int()
+    similarity_TV = (1 - rows_T / 32).expand(18, 40).to(dtype)
+    mask_N1 = (rows_V >= num_left_out)[:, None]
+    nearest_VR, is_open_VR = nearest_kept_similarity(similarity_TV, neighbor_TV, pack_bits(mask_N1), 1)
+    distance_V = [max(num_left_out - v, 0) for v in range(40)]
+    assert nearest_VR.flatten().tolist() == [1 - t / 32 if t < 18 else 0.0 for t in distance_V]
+    assert is_open_VR.flatten().tolist() == [t >= 18 for t in distance_V]
+    assert nearest_VR.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
 @pytest.mark.parametrize("num_levels", [3, 10**6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_candidates_cover_more_than_the_first_other_kept_one_as_a_loop_finds(num_levels, dtype):
