@@ -3,12 +3,15 @@
 from itertools import pairwise
 from typing import NamedTuple
 
+import constraints
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamask_pl.functional.coverage_exchange import CandidateCoverage, Kinds, exchange_covered
+from datamask_pl.functional import coverage_exchange
+from datamask_pl.functional.coverage_exchange import CandidateCoverage, Kinds, exchange_covered, polish_covered
 
 
 class Problem(NamedTuple):
@@ -93,6 +96,63 @@ def test_no_candidate_comes_in_for_a_cheaper_one(seed):
     assert given_problem.value(mask_P) >= given_problem.value(given_problem.is_kept_P)
 
 
+@pytest.mark.parametrize("unit", [2.0**-100, 2.0**100])
+def test_the_unit_of_the_worth_decides_nothing(unit):
+    for seed in range(10):
+        one = problem(seed)
+        other = one._replace(worth_VP=one.worth_VP * unit, alone_P=one.alone_P * unit)
+        expected_P = exchange_covered(one.is_kept_P, one.coverage())
+        assert np.array_equal(exchange_covered(other.is_kept_P, other.coverage()), expected_P)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_samples_may_have_any_numbers(first):
+    for seed in range(20):
+        given_problem = problem(seed, num_samples=3)
+        coverage = given_problem.coverage()  # numbers that fall
+        rising = coverage._replace(sample_E=first + coverage.sample_E.max(initial=0) - coverage.sample_E)
+        expected_P = exchange_covered(given_problem.is_kept_P, coverage)
+        assert np.array_equal(exchange_covered(given_problem.is_kept_P, rising), expected_P)
+
+
+@pytest.mark.parametrize("num_kept", [1, 11])
+def test_where_one_is_kept_or_left_out_a_round_makes_the_best_of_all_exchanges(num_kept):
+    for seed in range(20):
+        given_problem = problem(seed)._replace(is_kept_P=np.random.default_rng(seed).permutation(12) < num_kept)
+        best_P = max(
+            [given_problem.is_kept_P, *(other_P for other_P, _, _ in exchanges(given_problem.is_kept_P))],
+            key=given_problem.value,
+        )
+        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
+        assert np.array_equal(mask_P, best_P)
+
+
+def test_of_equal_exchanges_that_exclude_one_another_the_first_candidates_is_made():
+    for seed in range(5):
+        worth_P = np.append(np.random.default_rng(seed).integers(1, 4, size=200), 0.5)
+        given_problem = Problem(worth_P[None], np.zeros(201), np.arange(201) == 200)
+        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
+        assert np.flatnonzero(mask_P).tolist() == [worth_P.argmax()]
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e9])
+def test_what_promises_a_millionth_of_the_median_loss_or_less_is_not_exchanged(largest):
+    """Nor what promises 1e-13 of the largest number; what is worth a little more is."""
+    rounding = max(1e-6, 1e-13 * largest)
+    for share, is_made in ((0.5, False), (2.0, True)):
+        alone_P = np.array([1.0 + share * rounding, 1.0, 1.0, 1.0, largest])
+        given_problem = Problem(np.zeros((0, 5)), alone_P, np.arange(5) > 0)
+        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
+        assert mask_P[0] == is_made
+
+
+def test_nothing_is_exchanged_where_all_is_worth_nothing_or_there_are_no_candidates():
+    nothing = Problem(np.zeros((3, 4)), np.zeros(4), np.arange(4) < 2)
+    assert exchange_covered(nothing.is_kept_P, nothing.coverage(), max_rounds=1).tolist() == [True, True, False, False]
+    no_one = Problem(np.zeros((3, 0)), np.zeros(0), np.zeros(0, dtype=bool))
+    assert exchange_covered(no_one.is_kept_P, no_one.coverage()).tolist() == []
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_where_all_or_none_is_kept_nothing_is_exchanged(is_kept):
     given_problem = problem(0)._replace(is_kept_P=np.full(12, is_kept))
@@ -107,6 +167,17 @@ def test_many_exchanges_are_made_in_one_round_where_none_touches_another():
     assert np.array_equal(mask_P, np.arange(20) >= 10)
 
 
+def test_exchanges_that_cover_the_same_are_made_in_one_round_only_where_none_covers_more_than_is_covered():
+    """A sample that is covered already, by one that stays, excludes nothing; one that both would cover does."""
+    worth_VP = np.concatenate([0.5 * np.eye(10), np.eye(10), np.zeros((10, 1))], axis=1)
+    covered = Problem(np.vstack([worth_VP, np.arange(21) >= 10]), np.zeros(21), np.arange(21) % 20 < 10)
+    mask_P = exchange_covered(covered.is_kept_P, covered.coverage(), max_rounds=1)
+    assert np.array_equal(mask_P, np.arange(21) >= 10)
+    both = Problem(np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([0.0, 0.0, 0.6, 0.7]), np.arange(4) >= 2)
+    mask_P = exchange_covered(both.is_kept_P, both.coverage(), max_rounds=1)
+    assert mask_P.tolist() == [True, False, False, True]
+
+
 def test_what_a_candidate_covers_of_what_another_leaves_counts():
     """The new one gains 0.1 alone, less than the old one loses, 1.0, but takes over what that covered."""
     worth_VP = np.array([[1.0, 0.9, 0.0], [0.0, 0.2, 0.1], [0.0, 0.0, 5.0]])
@@ -115,3 +186,127 @@ def test_what_a_candidate_covers_of_what_another_leaves_counts():
     assert mask_P.tolist() == [True, False, True]  # 1.0 + 0.1 + 5.0 beats 0.9 + 0.2 + 5.0 by 0.0
     better = given_problem._replace(worth_VP=worth_VP + np.array([[0, 0, 0], [0, 0.01, 0], [0, 0, 0]]))
     assert exchange_covered(better.is_kept_P, better.coverage()).tolist() == [False, True, True]
+
+
+# ---- polish_covered --------------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A problem whose samples are its candidates, with what `polish_covered` asks for, and what it asked."""
+
+    def __init__(self, given_problem):
+        self.problem = given_problem
+        self.start_N = torch.tensor(given_problem.is_kept_P)
+        self.pools = []
+        self.masks = []
+
+    def values(self, masks_RN):
+        self.masks += masks_RN.tolist()
+        return torch.tensor([self.problem.value(mask_N.numpy()) for mask_N in masks_RN])
+
+    def gains(self, mask_N):
+        both_2N = [[], []]
+        for row in range(mask_N.numel()):
+            for is_in, gains in enumerate(both_2N):
+                changed_N = mask_N.numpy().copy()
+                changed_N[row] = is_in
+                gains.append(self.problem.value(changed_N))
+        return torch.tensor(both_2N[1]) - torch.tensor(both_2N[0])
+
+    def coverage(self, mask_N, rows_P):
+        self.pools.append(rows_P.tolist())
+        is_other_N = mask_N.numpy().copy()
+        is_other_N[rows_P] = False
+        other_V1 = np.where(is_other_N, self.problem.worth_VP, 0.0).max(1, initial=0.0, keepdims=True)
+        more_VP = np.maximum(self.problem.worth_VP[:, rows_P] - other_V1, 0.0)
+        return Problem(more_VP, self.problem.alone_P[rows_P], mask_N.numpy()[rows_P]).coverage()
+
+    def polish(self, **options):
+        return polish_covered(self.start_N, values=self.values, gains=self.gains, coverage=self.coverage, **options)
+
+
+def modular(*pairs):
+    """Samples that are left out, and kept ones, each pair worth so much when it is exchanged."""
+    alone_P = np.array([*pairs, *[0.0] * len(pairs)])
+    return Block(Problem(np.zeros((0, alone_P.size)), alone_P, np.arange(alone_P.size) >= len(pairs)))
+
+
+@pytest.mark.parametrize("min_candidates", [3, 1024])
+def test_a_mask_becomes_one_of_which_no_exchange_of_candidates_is_better(monkeypatch, min_candidates):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", min_candidates)
+    monkeypatch.setattr(coverage_exchange, "LEAST_SHARE_GAINED", 0.0)
+    for seed in range(5):
+        block = Block(problem(seed, num_candidates=20, num_samples=30))
+        start_P = block.problem.is_kept_P.copy()
+        mask_N, value = block.polish()
+        assert block.start_N.tolist() == start_P.tolist()
+        assert mask_N.dtype == torch.bool
+        assert mask_N.sum() == start_P.sum()
+        assert value == block.problem.value(mask_N.numpy())
+        assert value >= block.problem.value(start_P)
+        gain_N = block.gains(mask_N).numpy()
+        added = sorted(np.flatnonzero(~mask_N.numpy()), key=lambda row: -gain_N[row])[:min_candidates]
+        removed = sorted(np.flatnonzero(mask_N.numpy()), key=lambda row: gain_N[row])[:min_candidates]
+        assert sorted(block.pools[-1]) == sorted([*added, *removed])
+        for other_P, one, other in exchanges(mask_N.numpy()):
+            if one in added and other in removed:
+                assert block.problem.value(other_P) <= value + 1e-5
+
+
+@pytest.mark.parametrize(("num_samples", "num_candidates"), [(100, 4), (256, 4), (400, 6)])
+def test_candidates_are_a_share_of_the_samples_and_at_least_so_many(monkeypatch, num_samples, num_candidates):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 4)
+    for constraint in (None, constraints.make("groups", num_samples)):
+        block = modular(*range(num_samples // 2))
+        if constraint is not None:
+            block.start_N = constraint.fill(torch.zeros(num_samples))
+        block.polish(max_rounds=1, constraint=constraint)
+        assert len(block.pools[0]) == 2 * num_candidates
+
+
+@pytest.mark.parametrize("unit", [2.0**-30, 1.0, 2.0**30])
+def test_rounds_end_with_the_first_that_gains_less_than_a_64th_of_what_the_best_did(monkeypatch, unit):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 1)
+    monkeypatch.setattr(coverage_exchange, "CANDIDATE_SHARE", 0)
+    mask_N, value = modular(*(unit * gain for gain in (64.0, 8.0, 2.0, 1.0, 0.75, 0.5))).polish()
+    assert mask_N.tolist() == [True] * 5 + [False] * 6 + [True]
+    assert value == 75.75 * unit
+
+
+def test_rounds_are_at_most_so_many_a_hundred_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 1)
+    monkeypatch.setattr(coverage_exchange, "CANDIDATE_SHARE", 0)
+    assert modular(64.0, 8.0, 2.0).polish(max_rounds=2)[1] == 72.0
+    assert modular(*[1.0] * 120).polish()[1] == 100.0
+
+
+@pytest.mark.parametrize("change", [0.0, -1.0])
+def test_what_is_promised_and_does_not_make_the_value_larger_is_not_kept(change):
+    block = modular(3.0, 2.0)
+    mask_N, value = polish_covered(
+        block.start_N, gains=block.gains, coverage=block.coverage,
+        values=lambda masks_RN: 5.0 + change * (masks_RN != block.start_N).any(1).double(),
+    )  # fmt: skip
+    assert torch.equal(mask_N, block.start_N)
+    assert value == 5.0
+
+
+@pytest.mark.parametrize("kind", ["groups", "forced and groups", "groups and costs"])
+def test_under_a_constraint_no_allowed_exchange_of_equal_cost_or_less_is_better(kind):
+    for seed in range(4):
+        constraint = constraints.make(kind, 14, seed=seed)
+        group_N, fate_N = constraint.holdings.group_N.numpy(), constraint.holdings.fate_N.numpy()
+        cost_N = np.ones(14) if constraint.holdings.cost_N is None else constraint.holdings.cost_N.numpy()
+        block = Block(problem(seed, num_candidates=14))
+        block.start_N = constraint.fill(torch.zeros(14))
+        mask_N, value = block.polish(constraint=constraint)
+        assert constraint.allows(mask_N)
+        assert value == block.problem.value(mask_N.numpy())
+        assert value > block.problem.value(block.start_N.numpy())
+        for group in set(group_N):
+            assert (mask_N.numpy() & (group_N == group)).sum() == (block.start_N.numpy() & (group_N == group)).sum()
+        if constraint.has_costs:
+            continue  # some exchanges may be missed
+        for other_P, one, other in exchanges(mask_N.numpy()):
+            if group_N[one] == group_N[other] and fate_N[one] == fate_N[other] == 0 and cost_N[one] <= cost_N[other]:
+                assert block.problem.value(other_P) <= value + 1e-5

@@ -359,3 +359,91 @@ def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
     )
     np.testing.assert_array_equal(mask_N, start_N)
     assert value == 0.0
+
+
+@pytest.mark.parametrize("change", [0.0, -1.0])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_promised_and_does_not_make_the_value_larger_is_not_kept(is_known, change):
+    start_N = torch.arange(20) >= 15
+    mask_N, value = polish(
+        start_N,
+        values=lambda masks_RN: 5.0 + change * (masks_RN != start_N).any(1).double(),
+        gains=lambda mask_N: torch.arange(20, 0, -1, dtype=torch.float64),
+        interactions=(lambda rows_P: lambda places, others: torch.zeros(len(rows_P), len(rows_P))[places][:, others])
+        if is_known
+        else None,
+    )
+    assert torch.equal(mask_N, start_N)
+    assert value == 5.0
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_rounds_are_at_most_so_many(monkeypatch, is_known):
+    """Of one candidate on either side each, so that a round exchanges one pair."""
+    for name, number in (("NUM_CANDIDATES", 1), ("NUM_SINGLES", 1), ("NUM_POOLED", 1), ("NUM_KNOWN_CANDIDATES", 1)):
+        monkeypatch.setattr(rounding, name, number)
+    gain_N = torch.cat([torch.full((10,), 2.0), torch.full((10,), 1.0)]).double()
+
+    def exchanged(max_rounds):
+        mask_N, value = polish(
+            torch.arange(20) >= 10,
+            values=lambda masks_RN: masks_RN.double() @ gain_N,
+            gains=lambda mask_N: gain_N,
+            interactions=(lambda rows_P: lambda places, others: torch.zeros(2, 2)[places][:, others])
+            if is_known
+            else None,
+            max_rounds=max_rounds,
+        )
+        assert value == float(gain_N[mask_N].sum())
+        return int(mask_N[:10].sum())
+
+    assert [exchanged(max_rounds) for max_rounds in (0, 1, 3, 10, 11)] == [0, 1, 3, 10, 10]
+
+
+@pytest.mark.parametrize("num_samples", [16, 17])
+def test_of_up_to_16_samples_the_best_mask_is_found_though_no_gain_leads_there(num_samples):
+    best_N = oracles.mask_of([7, 12, 15], num_samples)
+    start_N = oracles.mask_of([0, 1, 2], num_samples)
+    mask_N, value = polish(
+        torch.tensor(start_N),
+        values=lambda masks_RN: (masks_RN == torch.tensor(best_N)).all(1).double(),
+        gains=lambda mask_N: torch.zeros(num_samples, dtype=torch.float64),
+    )
+    assert mask_N.tolist() == (best_N if num_samples == 16 else start_N).tolist()
+    assert value == (num_samples == 16)
+
+
+def test_where_the_first_half_of_the_candidates_has_no_better_exchange_the_others_are_tried(monkeypatch):
+    """The two that gain most are like all that is kept; only the third is worth an exchange."""
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 4)
+    interaction_NN = torch.zeros(20, 20, dtype=torch.float64)
+    interaction_NN[:2, 10:] = interaction_NN[10:, :2].T.copy_(torch.full((2, 10), 20.0))
+    own_N = torch.tensor([-190.0, -191.0, 8.0, *[0.0] * 7, *[1.0] * 10], dtype=torch.float64)
+    mask_N, value = polish(
+        torch.arange(20) >= 10,
+        values=lambda masks_RN: torch.stack([m @ own_N + m @ interaction_NN @ m / 2 for m in masks_RN.double()]),
+        gains=lambda mask_N: own_N + interaction_NN @ mask_N.double(),
+        interactions=lambda rows_P: lambda places, others: interaction_NN[rows_P][:, rows_P][places][:, others],
+    )
+    assert mask_N.nonzero().flatten().tolist() == [2, *range(11, 20)]
+    assert value == 17.0
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+def test_whether_a_pool_misses_some_is_told_by_its_first_gains_its_last_ones_and_the_largest_change(monkeypatch, kind):
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 4)
+    asked = []
+    monkeypatch.setattr(rounding, "_may_miss", lambda *numbers: asked.append(numbers))
+    num_moved = 0
+    for seed in range(4):
+        solver, _ = random_solver(kind, seed, num_samples=30)
+        start_N = torch.tensor(problems.random_masks(1, 30, solver.ground.num_selected, seed)[0])
+        mask_N, _ = polish(start_N, values=solver.values, gains=solver.gains, interactions=solver.interactions)
+        num_moved += int((mask_N != start_N).sum())
+        before_N, after_N = solver.gains(start_N), solver.gains(mask_N)
+        for sign, is_side, (pooled, last, change) in zip((1, -1), (False, True), asked[-2:], strict=True):
+            first, now = sign * before_N[start_N == is_side], sign * after_N[mask_N == is_side]
+            torch.testing.assert_close(pooled.sort().values, first.sort().values)
+            torch.testing.assert_close(last, now.sort(descending=True).values[:4])
+            torch.testing.assert_close(change, (after_N - before_N).abs().max())
+    assert num_moved > 8, "hardly anything was exchanged: the test shows nothing"
