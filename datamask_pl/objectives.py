@@ -5,7 +5,7 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -42,6 +42,8 @@ DiversityName = Literal["facility_location", "pairwise", "disf"]
 MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
 # Samples whose nearest kept one is searched for by one thread at a time.
 OPEN_ROWS = 1024
+# Samples by masks that are looked up at once.
+MAX_LOOKED_UP = 2**17
 
 
 class Quality(ClosedFormObjective):
@@ -160,7 +162,7 @@ class FacilityLocation(ClosedFormObjective):
         packed_NB = pack_bits(masks_RN.T.contiguous())
         total_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=ground.device)
         open_rows: list[list[Tensor]] = [[] for _ in masks_RN]
-        for chunk in table.chunks:
+        for chunk in self._pieces(table.chunks, masks_RN):
             nearest_CR, is_open_CR = facility_location.nearest_kept_similarity(
                 table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], packed_NB, len(masks_RN)
             )
@@ -226,6 +228,14 @@ class FacilityLocation(ClosedFormObjective):
             key,
             lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
         )
+
+    @staticmethod
+    def _pieces(chunks: list[slice], masks_RN: Tensor) -> Iterator[slice]:
+        """Parts of the chunks so short that what is looked up for all masks stays in a CPU's caches."""
+        num_rows = max(rows_at_once(MAX_LOOKED_UP // max(len(masks_RN), 1), masks_RN.device), 1)
+        for chunk in chunks:
+            for start in range(chunk.start, chunk.stop, num_rows):
+                yield slice(start, min(start + num_rows, chunk.stop))
 
     def _buffers(self, ground: GroundSet, dtype: torch.dtype) -> facility_location.WalkBuffers:
         table = self._table(ground)
