@@ -30,6 +30,8 @@ Features = Callable[[Rows], Tensor]
 
 # Where quick products leave more pairs of a row with its highest, products of the rows' own type are quicker.
 MAX_PAIRS = 128
+# Up to so many pairs are multiplied one by one: sooner done than looking for those that may be the highest.
+FEW_PAIRS = 2**13
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,12 @@ class SimilarPairs:
 
     def _raise(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
         """Raises `best_P` to the similarities that are above it; returns what to go on with."""
+        num_pairs = len(own_PD) * len(other_CD)
+        if 0 < num_pairs <= FEW_PAIRS:
+            places = _places(torch.arange(num_pairs, device=own_PD.device), len(other_CD))
+            products_PC = pair_products(own_PD, other_CD, *places).view(len(own_PD), len(other_CD))
+            best_P.copy_(torch.maximum(best_P, products_PC.amax(1)))
+            return self
         products = self._products(own_PD, other_CD)
         top_P = highest_above_zero(products)
         low_P = torch.maximum(best_P.float(), self._below(top_P)) - self.slack
