@@ -5,7 +5,7 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -18,7 +18,7 @@ from datamask_pl.errors import ConfigError
 from datamask_pl.functional import facility_location, pairwise
 from datamask_pl.functional.device import one_thread_each, pack_bits, rows_at_once, take_rows
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
-from datamask_pl.functional.neighbors import PANEL_ROWS, rows_of
+from datamask_pl.functional.neighbors import PANEL_ROWS, cut, rows_of
 from datamask_pl.functional.quality import quality_value, weigh_masks
 from datamask_pl.functional.similar_pairs import SimilarPairs
 from datamask_pl.ground_set import GroundSet
@@ -162,7 +162,9 @@ class FacilityLocation(ClosedFormObjective):
         packed_NB = pack_bits(masks_RN.T.contiguous())
         total_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=ground.device)
         open_rows: list[list[Tensor]] = [[] for _ in masks_RN]
-        for chunk in self._pieces(table.chunks, masks_RN):
+        # so short that what is looked up for all masks stays in a CPU's caches
+        num_rows = max(rows_at_once(MAX_LOOKED_UP // max(len(masks_RN), 1), ground.device), 1)
+        for chunk in cut(table.chunks, num_rows):
             nearest_CR, is_open_CR = facility_location.nearest_kept_similarity(
                 table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], packed_NB, len(masks_RN)
             )
@@ -182,8 +184,9 @@ class FacilityLocation(ClosedFormObjective):
         scale = grid_scale(2.0 * n)
         # one row of sums: the gradient, then the value and the bound on the truncation
         totals = torch.zeros(n + 2, dtype=torch.float64, device=ground.device)
+        buffers = self._buffers(ground, p_table_N.dtype)
         for chunk in table.chunks:
-            matrices = self._buffers(ground, p_table_N.dtype).of_size(chunk.stop - chunk.start)
+            matrices = buffers.of_size(chunk.stop - chunk.start)
             neighbors = matrices.neighbor_TV.copy_(table.neighbor_TV[:, chunk]).view(-1)
             torch.index_select(p_table_N, 0, neighbors, out=matrices.p_TV.view(-1))
             coverage = facility_location.expected_coverage(
@@ -229,17 +232,9 @@ class FacilityLocation(ClosedFormObjective):
             lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
         )
 
-    @staticmethod
-    def _pieces(chunks: list[slice], masks_RN: Tensor) -> Iterator[slice]:
-        """Parts of the chunks so short that what is looked up for all masks stays in a CPU's caches."""
-        num_rows = max(rows_at_once(MAX_LOOKED_UP // max(len(masks_RN), 1), masks_RN.device), 1)
-        for chunk in chunks:
-            for start in range(chunk.start, chunk.stop, num_rows):
-                yield slice(start, min(start + num_rows, chunk.stop))
-
     def _buffers(self, ground: GroundSet, dtype: torch.dtype) -> facility_location.WalkBuffers:
         table = self._table(ground)
-        longest = max(chunk.stop - chunk.start for chunk in table.chunks)
+        longest = max((chunk.stop - chunk.start for chunk in table.chunks), default=0)
         return ground.cached(
             ("walk_buffers", self._key(ground), dtype),
             lambda: facility_location.WalkBuffers(len(table.neighbor_TV), longest, dtype=dtype, device=ground.device),

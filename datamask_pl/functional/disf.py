@@ -120,8 +120,8 @@ def quick_quadratic_forms(centered_CD: Tensor, matrix_DD: Tensor, squared_norm_C
         squared_norm_C: float64 (C,), |z_i|^2.
     """
     level = matrix_DD.diagonal().mean()
-    rest_DD = (matrix_DD - level * torch.eye(len(matrix_DD), device=matrix_DD.device)).bfloat16()
-    rest_C = multiply_bfloat16(centered_CD.bfloat16(), rest_DD.T).to(centered_CD.dtype).mul_(centered_CD).sum(1)
+    rest_DD = matrix_DD - level * torch.eye(len(matrix_DD), device=matrix_DD.device)
+    rest_C = multiply_bfloat16(centered_CD, rest_DD.T).to(centered_CD.dtype).mul_(centered_CD).sum(1)
     return rest_C + (level * squared_norm_C).to(centered_CD.dtype)
 
 
