@@ -38,6 +38,8 @@ def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -
     masks_RN = torch.zeros(num_masks, ground.num_samples, dtype=torch.bool)
     for mask_N in masks_RN:
         mask_N[plackett_luce.draw(equal_N, ground.num_selected, generator=generator)] = True
+    # what values of these masks take comes on top
+    give_back_memory()
     return masks_RN.to(ground.device)
 
 
@@ -171,6 +173,7 @@ def solve(
     mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
     names = [term.name for term in objective.terms]
     # what is written and drawn of the block comes on top of it
+    ground.forget()
     give_back_memory()
     return BlockResult(
         block=state.block,

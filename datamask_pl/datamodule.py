@@ -188,6 +188,10 @@ class FeatureDataModule(LightningDataModule):
         """Says how many batches a block yields, and what each is; see `BlockSource.set_steps`."""
         self._steps = (num_steps, is_whole_block, default_partial)
 
+    def set_reading(self, *, is_ahead: bool) -> None:
+        """Says whether the next block is read while one is learned. Valid after `setup`."""
+        self._ready.queue.is_ahead = is_ahead
+
     def skip_rest_of_block(self) -> None:
         """Says that the block is settled: its remaining batches are neither drawn nor read. Ends the epoch."""
         assert self._loader is not None

@@ -226,6 +226,10 @@ class GroundSet:
             self._cache[key] = build()
         return self._cache[key]  # type: ignore[return-value]  # the key's owner knows its type
 
+    def forget(self) -> None:
+        """Drops what was derived from the samples; it is derived again where it is asked for."""
+        self._cache.clear()
+
     def is_cached(self, key: Hashable) -> bool:
         """True if the key has been built."""
         return key in self._cache

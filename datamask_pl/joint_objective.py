@@ -109,6 +109,11 @@ class JointObjective:
         return all(term.objective.has_interactions for term in self.terms if term.weight > 0)
 
     @property
+    def holds_lists(self) -> bool:
+        """True if a term that counts keeps more of a block than its features take."""
+        return any(term.objective.holds_lists for term in self.terms if term.weight > 0)
+
+    @property
     def has_coverage(self) -> bool:
         """True if one term that counts gives what candidates cover, and no other but quality counts."""
         others = [term for term in self.terms if term.weight > 0 and not isinstance(term.objective, Quality)]

@@ -169,7 +169,6 @@ class MaskLearner(LightningModule):
         """
         source = self._source
         source.prepare()
-        sizes = source.block_sizes
         default_partial = 1.0 if self.is_controlled else DEFAULT_PARTIAL
         with failing_together():
             check_trainer(self.trainer)
@@ -178,6 +177,9 @@ class MaskLearner(LightningModule):
         if self._has_default_steps and self.is_controlled and not self.is_whole_block:
             warn_of_few_steps(self.num_steps, step_share)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
+        on_cpu = self.trainer.strategy.root_device.type == "cpu"
+        source.set_reading(is_ahead=not (on_cpu and self.objective.holds_lists))
+        sizes = source.block_sizes
         self.policy = MaskPolicy(max(sizes, default=1))
         self.ranks = RankGroup.world()
         max_epochs = self.trainer.max_epochs

@@ -102,6 +102,11 @@ class Objective(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no interactions that are the same in every mask")
 
     @property
+    def holds_lists(self) -> bool:
+        """True if the class keeps more of a block than its features take; on a CPU the next is then not read ahead."""
+        return False
+
+    @property
     def has_coverage(self) -> bool:
         """True if the class gives `coverage`."""
         return type(self).coverage is not Objective.coverage

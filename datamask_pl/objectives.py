@@ -145,6 +145,11 @@ class FacilityLocation(ClosedFormObjective):
         self.neighbors = neighbors
         self.recall = recall
 
+    @property
+    def holds_lists(self) -> bool:
+        """See `Objective.holds_lists`."""
+        return True
+
     def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
         """See `Objective.prepare`. Collective over `ground.ranks` and `ground.helpers`."""
         # exact lists are N^2 D products, brute force R K N D; approximate lists are found where they are asked for, so

@@ -45,18 +45,22 @@ def draw_rows(num_samples: int, num_drawn: int, *, seed: int, block: int, step: 
 
 
 class BlockQueue:
-    """Hands out blocks, and reads the one after in a thread. Two blocks are in memory at most.
+    """Hands out blocks, and reads the one after in a thread if it may. Two blocks are in memory at most.
 
     A thread, not a process: a fork after parquet's threads have started hangs.
 
     Args:
         read: reads the block of an index.
         follower: index of the block that comes after one, None after the last.
+
+    Attributes:
+        is_ahead: whether the block after is read meanwhile, or when it is asked for.
     """
 
     def __init__(self, read: Callable[[int], Block], follower: Callable[[int], int | None]) -> None:
         self._follower = follower
         self._read = read
+        self.is_ahead = True
         self._executor: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Block]] | None = None
 
@@ -67,7 +71,7 @@ class BlockQueue:
         self._next = (block.index, future)
 
     def take(self, index: int) -> Block:
-        """Waits for a block, and starts to read the one after it.
+        """Waits for a block, and starts to read the one after it, if it may.
 
         Raises:
             Exception: What reading the block raised.
@@ -78,7 +82,7 @@ class BlockQueue:
         # The queue must not hold on to the block, which lives as long as the caller needs it.
         future, self._next = self._next[1], None
         block = future.result()
-        if (follower := self._follower(index)) is not None:
+        if self.is_ahead and (follower := self._follower(index)) is not None:
             self._start(follower)
         return block
 

@@ -158,6 +158,9 @@ class BlockSource(Protocol):
         `default_partial` is the share of a random part where `partial` is None.
         """
 
+    def set_reading(self, *, is_ahead: bool) -> None:
+        """Says whether the next block is read while one is learned, or after it: memory is two blocks, or one."""
+
     def skip_rest_of_block(self) -> None:
         """Says that the block is settled: its remaining batches need not be drawn or read."""
 

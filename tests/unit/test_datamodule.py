@@ -434,6 +434,16 @@ def test_the_next_block_is_read_while_one_is_learned_and_two_are_held_at_most():
     assert started == [0, 1, 2, 3]
 
 
+def test_where_blocks_are_not_read_ahead_one_is_read_when_it_is_asked_for():
+    started = []
+    queue = BlockQueue(lambda index: started.append(index) or f"block {index}", {0: 1, 1: 2}.get)
+    queue.is_ahead = False
+    for index in range(3):
+        assert queue.take(index) == f"block {index}"
+        assert started == list(range(index + 1))
+    queue.close()
+
+
 def test_no_more_than_two_blocks_are_in_memory(tmp_path, monkeypatch):
     """apricot #28, data-juicer #482: memory that stays bounded."""
     blocks, num_alive = [], []

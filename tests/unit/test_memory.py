@@ -1,6 +1,7 @@
 """What is held of a block's temporaries."""
 
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from problems import ground_set, unit_rows
 
 from datamask_pl import block_solution
-from datamask_pl.block_solution import calibrate, draw_uniform_masks
+from datamask_pl.block_solution import calibrate, draw_uniform_masks, solve
+from datamask_pl.block_state import BlockState
 from datamask_pl.functional.device import give_back_memory, multiplies_bfloat16, multiply_bfloat16
 from datamask_pl.joint_objective import JointObjective
+from datamask_pl.neighbor_table import NeighborTable
 from datamask_pl.objectives import FacilityLocation
 
 
@@ -40,6 +43,17 @@ def test_quick_products_of_many_shapes_leave_nothing_behind():
         multiply_bfloat16(rows_PD[: 1023 - 3 * number], rows_PD[: 301 + 4 * number])
     give_back_memory()
     assert resident_bytes() - before < 40e6
+
+
+def test_what_was_derived_from_a_block_is_gone_when_its_mask_is_written():
+    ground = ground_set(unit_rows(50, 4, 0), 5)
+    objective = JointObjective(quality_weight=0.5, diversity=FacilityLocation(num_neighbors=8))
+    state = BlockState(
+        block=None, ground=ground, scales=calibrate(objective, ground, seed=3), mask_N=torch.zeros(50).bool()
+    )
+    table = weakref.ref(next(found for found in ground._cache.values() if isinstance(found, NeighborTable)))
+    solve(state, torch.zeros(50), objective=objective, is_polished=True, seed=3)
+    assert table() is None
 
 
 @pytest.mark.parametrize("masks_at_once", [1, 24, 64, 1000])
