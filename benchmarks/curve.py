@@ -15,6 +15,11 @@ import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 
+def running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Means of so many values next to each other, or of all where there are fewer."""
+    return np.convolve(values, np.full(size := min(window, len(values)), 1 / size), mode="valid")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Reward of a run's rollouts against its steps.")
     parser.add_argument("run", help="folder with the run's event file")
@@ -33,9 +38,7 @@ def main() -> None:
         steps = np.array([point.step for point in points])
         values = np.array([point.value for point in points])
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-        kernel = np.ones(args.window) / args.window
-        smooth = np.convolve(values, kernel, mode="valid")
-        axes.plot(steps[args.window // 2 :][: len(smooth)], smooth, color=color, label=label)
+        axes.plot(running_mean(steps, args.window), running_mean(values, args.window), color=color, label=label)
     axes.set_xlabel("step")
     axes.set_ylabel("f within the step's slice, calibrated")
     axes.grid(alpha=0.3)

@@ -99,9 +99,12 @@ def run_fit(paths: list[Path], folder: Path, term: str, options: list[str]) -> t
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=subprocess.STDOUT
         )
-        while process.poll() is None:
-            peak_bytes = max(peak_bytes, resident_bytes(process.pid))
-            time.sleep(0.05)
+        try:
+            while process.poll() is None:
+                peak_bytes = max(peak_bytes, resident_bytes(process.pid))
+                time.sleep(0.05)
+        finally:
+            process.kill()  # it has ended, unless this one is interrupted
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{(folder / 'log.txt').read_text()}")
     return time.monotonic() - start_s, peak_bytes

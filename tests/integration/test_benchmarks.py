@@ -5,12 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pytest
 from shards import make_table, write
+from torch.utils.tensorboard import SummaryWriter
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
+from curve import running_mean  # noqa: E402
 from soak import Sample, family, look, report  # noqa: E402
 
 
@@ -42,6 +46,25 @@ def test_limits_within_fit_are_measured_beside_limits_put_on_afterwards(tmp_path
     assert [row[2] for row in rows] == ["export", "fit,", "fit"] * 9
     f = [float(row[-6]) for row in rows]
     assert all(plain <= polished for plain, polished in zip(f[1::3], f[2::3], strict=True))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 40, 100])
+def test_a_line_stays_where_it_is_when_it_is_smoothed(window):
+    steps = np.arange(40)
+    means = running_mean(steps, window)
+    assert len(means) == max(41 - window, 1)
+    np.testing.assert_allclose(running_mean(3.0 - 0.5 * steps, window), 3.0 - 0.5 * means, atol=1e-12)
+    np.testing.assert_allclose(means[0], steps[:window].mean())
+
+
+def test_the_reward_of_a_run_is_drawn(tmp_path):
+    writer = SummaryWriter(tmp_path / "run")
+    for step in range(20):
+        writer.add_scalar("objective/f", 0.1 * step, step)
+        writer.add_scalar("objective/f_best", 0.2 * step, step)
+    writer.close()
+    run("curve.py", tmp_path / "run", tmp_path / "curve.svg", "--window", 5)
+    assert (tmp_path / "curve.svg").read_text().count("<path") > 10
 
 
 class TestSchedules:
