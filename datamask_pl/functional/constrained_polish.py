@@ -6,6 +6,7 @@ Shapes: N samples, R masks, A left-out candidates, B kept ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,7 +29,12 @@ def polish_within(
     features: Callable[[Tensor], Tensor] | None = None,
     max_rounds: int = 100,
 ) -> tuple[Tensor, float]:
-    """Exchanges kept for left-out samples of the same group as long as the objective rises. See `rounding.polish`.
+    """Exchanges kept for left-out samples of the same group as long as the objective rises.
+
+    A round first moves, all at once or only the most promising, what the gains say is on the wrong side, as in the
+    relaxation of a knapsack problem: a left-out sample worth more than its cost is at the budget's margin, or a kept
+    one worth less. Where that is no better, since what is alike came in together, it goes on with pairs that are unlike
+    each other, and then with single pairs; see `rounding.polish`.
 
     With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and what
     still fits is added, also where that lowers the objective, a mean: otherwise few samples would be the best.
@@ -48,26 +54,75 @@ def polish_within(
     if constraint.rows_F.numel() <= MAX_ENUMERATED_SAMPLES:
         return _better(mask_N, best_value, _all_allowed(constraint), values)
     for _ in range(max_rounds):
-        gain_N = gains(mask_N)
-        added, removed = candidates(mask_N, constraint, gain_N, rounding.NUM_CANDIDATES)
-        if features is not None:
-            added, removed = (
-                rounding.spread_out(added, features(added)),
-                rounding.spread_out(removed, features(removed)),
-            )
-        pairs = match(added, removed, constraint, gain_N=gain_N, room_G=constraint.room_left(mask_N))
-        trials_RN = _completed(_joint(mask_N, pairs), constraint, gain_N)
+        now = _Round.of(mask_N, constraint, gains(mask_N))
         before = best_value
-        mask_N, best_value = _better(mask_N, best_value, trials_RN, values)
-        if best_value == before:
-            singles_RN = _completed(_singles(mask_N, constraint, gain_N), constraint, gain_N)
-            mask_N, best_value = _better(mask_N, best_value, singles_RN, values)
-        if best_value == before:
+        for trials in (
+            _moved,
+            lambda now: now.completed(_paired(now, features)),
+            lambda now: now.completed(_singles(now)),
+        ):
+            mask_N, best_value = _better(mask_N, best_value, trials(now), values)
+            if best_value > before:
+                break
+        else:
             break
     return mask_N, best_value
 
 
-def match(added: Tensor, removed: Tensor, constraint: Constraint, *, gain_N: Tensor, room_G: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class _Round:
+    """A mask that is to become better.
+
+    Attributes:
+        mask_N: bool (N,).
+        constraint: which masks are allowed.
+        per_cost_N: float64 (N,), gain per cost: in this order a budget is filled up.
+        worth_N: float64 (N,), gain beyond cost.
+    """
+
+    mask_N: Tensor
+    constraint: Constraint
+    per_cost_N: Tensor
+    worth_N: Tensor
+
+    @classmethod
+    def of(cls, mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> _Round:
+        cost_N = constraint.holdings.cost_N
+        per_cost_N = gain_N if cost_N is None else gain_N / cost_N
+        return cls(mask_N, constraint, per_cost_N, worth_beyond_cost(gain_N, constraint))
+
+    def completed(self, trials_RN: Tensor) -> Tensor:
+        """The trials, with costs also what still fits, the best first: a budget is there to be spent."""
+        return _filled(trials_RN, self.constraint, self.per_cost_N) if self.constraint.has_costs else trials_RN
+
+
+def worth_beyond_cost(gain_N: Tensor, constraint: Constraint) -> Tensor:
+    """Gains minus what their costs would bring elsewhere in the group: float64 (N,).
+
+    A unit of cost brings what it does where the group's budget would end if it were spent by gain per cost, the dual
+    price of the knapsack problem's relaxation. What has a positive worth is kept there, what has a negative one is not.
+
+    Args:
+        gain_N: float64 (N,), what keeping each sample adds.
+        constraint: which masks are allowed.
+    """
+    cost_N = constraint.holdings.cost_N
+    per_cost_N = gain_N if cost_N is None else gain_N / cost_N
+    order_F = constraint.by_score(per_cost_N)
+    group_F, cost_F = constraint.group_F[order_F], constraint.cost_F[order_F]
+    starts_G = constraint.length_G.cumsum(0) - constraint.length_G
+    total_F = torch.cat([cost_F.new_zeros(1), cost_F.cumsum(0)])
+    spent_F = total_F[1:] - total_F[starts_G[group_F]]
+    num_kept_G = constraint.sums((spent_F <= constraint.room_G[group_F]).double()).long()
+    margin_G = starts_G + torch.minimum(num_kept_G, constraint.length_G - 1)
+    is_there_G = constraint.length_G > 0
+    price_G = torch.zeros_like(constraint.room_G)
+    price_G[is_there_G] = per_cost_N[constraint.rows_F[order_F[margin_G[is_there_G]]]]
+    price_N = price_G[constraint.holdings.group_N]
+    return gain_N - (price_N if cost_N is None else price_N * cost_N)
+
+
+def match(added: Tensor, removed: Tensor, constraint: Constraint, *, worth_N: Tensor, room_G: Tensor) -> Tensor:
     """Pairs of a sample that comes in and one of its group that goes, every one of which promises something.
 
     The best candidates choose first, and each takes the least valuable kept sample that makes enough room. So the
@@ -77,22 +132,22 @@ def match(added: Tensor, removed: Tensor, constraint: Constraint, *, gain_N: Ten
         added: int64 (A,), left-out rows, best first.
         removed: int64 (B,), kept rows.
         constraint: which masks are allowed.
-        gain_N: float64 (N,), what each sample adds.
+        worth_N: float64 (N,), what each sample adds beyond its cost.
         room_G: float64 (G,), what is left of the budgets.
 
     Returns:
         int64 (number of pairs, 2), of the largest promise first as far as the order of choosing allows.
     """
     added = added[: rounding.NUM_CANDIDATES]
-    (group_A, cost_A), gain_A = groups_and_costs(added, constraint), gain_N[added].cpu().numpy()
-    (group_B, cost_B), gain_B = groups_and_costs(removed, constraint), gain_N[removed].cpu().numpy()
+    (group_A, cost_A), worth_A = groups_and_costs(added, constraint), worth_N[added].cpu().numpy()
+    (group_B, cost_B), worth_B = groups_and_costs(removed, constraint), worth_N[removed].cpu().numpy()
     left_G = room_G.cpu().numpy().copy()
-    is_there_B = np.ones(len(gain_B), dtype=bool)
+    is_there_B = np.ones(len(worth_B), dtype=bool)
     pairs = []
-    for row, (group, cost, gain) in enumerate(zip(group_A, cost_A, gain_A, strict=True)):
-        may_go_B = is_there_B & (group_B == group) & (cost_B + left_G[group] >= cost) & (gain_B < gain)
+    for row, (group, cost, worth) in enumerate(zip(group_A, cost_A, worth_A, strict=True)):
+        may_go_B = is_there_B & (group_B == group) & (cost_B + left_G[group] >= cost) & (worth_B < worth)
         if may_go_B.any():
-            other = int(np.where(may_go_B, gain_B, np.inf).argmin())
+            other = int(np.where(may_go_B, worth_B, np.inf).argmin())
             is_there_B[other] = False
             left_G[group] += cost_B[other] - cost
             pairs.append((row, other))
@@ -107,31 +162,56 @@ def groups_and_costs(rows: Tensor, constraint: Constraint) -> tuple[NDArray[np.i
     return constraint.holdings.group_N[rows].cpu().numpy(), cost.numpy()
 
 
-def candidates(mask_N: Tensor, constraint: Constraint, gain_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+def candidates(mask_N: Tensor, constraint: Constraint, worth_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Free samples to take in, best first, and to let go, worst first: both int64, at most so many."""
     is_free_N = constraint.holdings.fate_N == FREE
     outside, inside = (~mask_N & is_free_N).nonzero().squeeze(1), (mask_N & is_free_N).nonzero().squeeze(1)
-    added = outside[_relative(outside, constraint, gain_N).argsort(descending=True, stable=True)]
-    removed = inside[_relative(inside, constraint, gain_N).argsort(stable=True)]
+    added = outside[worth_N[outside].argsort(descending=True, stable=True)]
+    removed = inside[worth_N[inside].argsort(stable=True)]
     return added[:num_candidates], removed[:num_candidates]
 
 
-def _relative(rows: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
-    """Gain per cost beside the mean of the group, so that candidates of several groups compare."""
-    holdings = constraint.holdings
-    gain = gain_N[rows] if holdings.cost_N is None else gain_N[rows] / holdings.cost_N[rows]
-    per_cost_F = gain_N[constraint.rows_F] / constraint.cost_F
-    mean_G = constraint.sums(per_cost_F) / constraint.length_G.clamp(min=1)
-    return gain - mean_G[holdings.group_N[rows]]
+def _moved(now: _Round) -> Tensor:
+    """Masks without the kept samples that are worth less than their cost, the worse half of them, a quarter, ...
+
+    What is worth most beyond its cost comes in for them. bool (R, N).
+    """
+    is_free_N = now.constraint.holdings.fate_N == FREE
+    comes_N = ~now.mask_N & is_free_N & (now.worth_N > 0)
+    goes = (now.mask_N & is_free_N & (now.worth_N < 0)).nonzero().squeeze(1)
+    goes = goes[now.worth_N[goes].argsort(stable=True)]
+    counts = _halves(len(goes))
+    trials_RN = now.mask_N.repeat(len(counts), 1)
+    for trial_N, count in zip(trials_RN, counts, strict=True):
+        trial_N[goes[:count]] = False
+    scores_N = torch.where(comes_N, now.worth_N, now.per_cost_N - now.per_cost_N.amax())
+    return _filled(trials_RN, now.constraint, scores_N)
+
+
+def _filled(trials_RN: Tensor, constraint: Constraint, scores_N: Tensor) -> Tensor:
+    for trial_N in trials_RN:
+        trial_N.copy_(constraint.fill(scores_N, start_N=trial_N))
+    return trials_RN
+
+
+def _paired(now: _Round, features: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """Masks with pairs of candidates exchanged that are unlike each other: bool (R, N)."""
+    added, removed = candidates(now.mask_N, now.constraint, now.worth_N, rounding.NUM_CANDIDATES)
+    if features is not None:
+        added = rounding.spread_out(added, features(added))
+        removed = rounding.spread_out(removed, features(removed))
+    room_G = now.constraint.room_left(now.mask_N)
+    return _joint(now.mask_N, match(added, removed, now.constraint, worth_N=now.worth_N, room_G=room_G))
+
+
+def _halves(count: int) -> list[int]:
+    """All, half of them, a quarter, ... and one."""
+    return [count >> shift for shift in range(count.bit_length())]
 
 
 def _joint(mask_N: Tensor, pairs_P2: Tensor) -> Tensor:
     """Masks with all pairs exchanged, half of them, a quarter, ... and one: bool (R, N)."""
-    counts = []
-    count = len(pairs_P2)
-    while count:
-        counts.append(count)
-        count //= 2
+    counts = _halves(len(pairs_P2))
     trials_RN = mask_N.repeat(len(counts), 1)
     for trial_N, count in zip(trials_RN, counts, strict=True):
         trial_N[pairs_P2[:count, 0]] = True
@@ -139,22 +219,15 @@ def _joint(mask_N: Tensor, pairs_P2: Tensor) -> Tensor:
     return trials_RN
 
 
-def _completed(trials_RN: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
-    """The trials with what still fits added, the best first: a budget is there to be spent."""
-    if not constraint.has_costs or len(trials_RN) == 0:
-        return trials_RN
-    return torch.stack([constraint.fill(gain_N, start_N=trial_N) for trial_N in trials_RN])
-
-
-def _singles(mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> Tensor:
+def _singles(now: _Round) -> Tensor:
     """Masks with one exchange each between the first few of either side, as far as they are allowed: bool (R, N)."""
-    added, removed = candidates(mask_N, constraint, gain_N, rounding.NUM_SINGLES)
-    group_A, cost_A = groups_and_costs(added, constraint)
-    group_B, cost_B = groups_and_costs(removed, constraint)
-    left_G = constraint.room_left(mask_N).cpu().numpy()
+    added, removed = candidates(now.mask_N, now.constraint, now.worth_N, rounding.NUM_SINGLES)
+    group_A, cost_A = groups_and_costs(added, now.constraint)
+    group_B, cost_B = groups_and_costs(removed, now.constraint)
+    left_G = now.constraint.room_left(now.mask_N).cpu().numpy()
     is_allowed_AB = group_A[:, None] == group_B[None, :]
     is_allowed_AB &= cost_B[None, :] + left_G[group_B][None, :] >= cost_A[:, None]
-    trials_RN = mask_N.repeat(int(is_allowed_AB.sum()), 1)
+    trials_RN = now.mask_N.repeat(int(is_allowed_AB.sum()), 1)
     for trial_N, (one, other) in zip(trials_RN, np.argwhere(is_allowed_AB), strict=True):
         trial_N[added[one]], trial_N[removed[other]] = True, False
     return trials_RN

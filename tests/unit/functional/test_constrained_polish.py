@@ -126,30 +126,98 @@ def candidates_of(monkeypatch, mask_N, constraint, gain_N, features=None):
     return seen
 
 
+def worth_of(gains, costs, groups, rooms):
+    """Gains beyond what their costs bring where each group's budget, spent by gain per cost, ends."""
+    worth = list(gains)
+    for group, room in enumerate(rooms):
+        members = [row for row in range(len(gains)) if groups[row] == group]
+        best_first = sorted(members, key=lambda row: -gains[row] / costs[row])
+        price = gains[best_first[-1]] / costs[best_first[-1]]
+        for row in best_first:
+            room -= costs[row]
+            if room < 0:
+                price = gains[row] / costs[row]
+                break
+        for row in members:
+            worth[row] -= price * costs[row]
+    return worth
+
+
 @pytest.mark.parametrize("kind", constraints.KINDS)
-def test_candidates_are_those_of_the_largest_gain_per_cost_beside_the_mean_of_their_group(monkeypatch, kind):
+def test_candidates_are_those_worth_most_beyond_what_their_cost_brings_at_the_margin(monkeypatch, kind):
     constraint = constraints.make(kind, 30)
     holdings = constraint.holdings
-    fate_N, group_N = holdings.fate_N.tolist(), holdings.group_N.tolist()
     gain_N = torch.randn(30, generator=torch.Generator().manual_seed(0)).double() + 3 * holdings.group_N
-    per_cost = (gain_N / (1.0 if holdings.cost_N is None else holdings.cost_N)).tolist()
-    free = [row for row in range(30) if fate_N[row] == 0]
-    mean = [
-        np.mean([per_cost[row] for row in free if group_N[row] == group]) for group in range(2 if max(group_N) else 1)
-    ]
+    cost_N = torch.ones(30).double() if holdings.cost_N is None else holdings.cost_N
+    free = [row for row in range(30) if int(holdings.fate_N[row]) == 0]
+    worth = worth_of(
+        *(tensor_N[free].tolist() for tensor_N in (gain_N, cost_N, holdings.group_N)), constraint.room_G.tolist()
+    )
     mask_N = constraint.fill(torch.zeros(30))
-    best_first = sorted(free, key=lambda row: mean[group_N[row]] - per_cost[row])
+    best_first = [row for _, row in sorted(zip(worth, free, strict=True), key=lambda pair: -pair[0])]
     added, removed = candidates_of(monkeypatch, mask_N, constraint, gain_N)
     assert added == [row for row in best_first if not mask_N[row]]
     assert removed == [row for row in best_first[::-1] if mask_N[row]]
+    np.testing.assert_allclose(constrained_polish.worth_beyond_cost(gain_N, constraint)[free], worth, atol=1e-12)
 
 
-def test_a_group_of_one_free_sample_is_beside_its_own_mean(monkeypatch):
-    holdings = Holdings.of(15, group_N=torch.tensor([0] * 14 + [1]), names=("many", "one"))
-    constraint = Constraint(holdings, BudgetRule(0.5, {"one": 0.0}))
-    gain_N = torch.cat([torch.linspace(-0.4, 0.4, 14), torch.tensor([9.0])]).double()
-    added, _ = candidates_of(monkeypatch, constraint.fill(-gain_N), constraint, gain_N)
-    assert added == [13, 12, 11, 10, 9, 8, 7, 14]
+def test_a_group_without_free_samples_and_one_that_is_kept_whole_have_a_worth():
+    """Of the first group all is kept whatever it is worth, of the second nothing is free."""
+    holdings = Holdings.of(
+        6, group_N=torch.tensor([0, 0, 0, 1, 1, 2]), names=("whole", "forced", "none"),
+        fate_N=torch.tensor([0, 0, 0, 1, 1, 0]).to(torch.int8),
+    )  # fmt: skip
+    constraint = Constraint(holdings, BudgetRule(0.5, {"whole": 1.0, "forced": 1.0, "none": 0.0}))
+    worth_N = constrained_polish.worth_beyond_cost(torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 7.0]).double(), constraint)
+    assert worth_N.tolist() == [2.0, 0.0, 1.0, 5.0, 6.0, 0.0]
+
+
+def relaxed_bound(quality, cost, budget):
+    """The highest mean quality, by Dinkelbach's rule, where a part of a sample may be kept and the budget is spent."""
+    bound = 0.0
+    while True:
+        kept, left = [], budget
+        for row in sorted(range(len(cost)), key=lambda row: -(quality[row] - bound) / cost[row]):
+            kept.append((row, min(1.0, left / cost[row])))
+            left -= kept[-1][1] * cost[row]
+            if left <= 0.0:
+                break
+        mean = sum(part * quality[row] for row, part in kept) / sum(part for _, part in kept)
+        if mean <= bound + 1e-12:
+            return bound
+        bound = mean
+
+
+@pytest.mark.parametrize("start", ["cheapest", "best", "random"])
+def test_where_every_sample_lowers_the_mean_few_expensive_ones_spend_the_budget(start):
+    num_samples = 400
+    generator = torch.Generator().manual_seed(0)
+    cost_N = torch.exp(torch.randn(num_samples, generator=generator)).double()
+    quality_N = torch.rand(num_samples, generator=generator).double()
+    constraint = Constraint(Holdings.of(num_samples, cost_N=cost_N), BudgetRule(0.1))
+
+    def values(masks_RN):
+        return masks_RN.double() @ quality_N / masks_RN.sum(1)
+
+    def gains(mask_N):
+        return (quality_N - float(values(mask_N[None]))) / int(mask_N.sum())
+
+    scores = {"cheapest": -cost_N, "best": quality_N, "random": torch.rand(num_samples, generator=generator)}
+    mask_N, value = polish_within(constraint.fill(scores[start]), constraint, values=values, gains=gains)
+    assert constraint.allows(mask_N)
+    assert value == pytest.approx(float(quality_N[mask_N].mean()))
+    assert value > 0.98 * relaxed_bound(quality_N.tolist(), cost_N.tolist(), float(constraint.room_G[0]))
+
+
+def test_forced_samples_stay_whatever_they_are_worth():
+    constraint = constraints.make("forced and costs", 60)
+    mask_N = constraint.fill(torch.zeros(60))
+    quality_N = torch.randn(60, generator=torch.Generator().manual_seed(0)).double() * 9**constraint.holdings.fate_N
+    polished_N, value = polish_within(
+        mask_N, constraint, values=lambda masks_RN: masks_RN.double() @ quality_N, gains=lambda mask_N: quality_N
+    )
+    assert constraint.allows(polished_N)
+    assert value > float(quality_N[mask_N].sum())
 
 
 def test_of_candidates_with_the_same_features_the_best_alone_is_looked_at(monkeypatch):
@@ -169,7 +237,7 @@ def test_a_match_uses_what_is_left_of_the_budget_to_the_last_and_promises_someth
         constraint = Constraint(Holdings.of(4, cost_N=torch.tensor(cost_N)), BudgetRule(0.9))
         room_G, gain_N = torch.tensor([room]).double(), torch.tensor(gain_N).double()
         added, removed = torch.tensor([0, 1]), torch.tensor([2, 3])
-        return constrained_polish.match(added, removed, constraint, gain_N=gain_N, room_G=room_G).tolist()
+        return constrained_polish.match(added, removed, constraint, worth_N=gain_N, room_G=room_G).tolist()
 
     assert match([1.0, 4.0, 1.0, 2.0], [5.0, 4.0, 0.0, 1.0], 2.0) == [[0, 2], [1, 3]]
     assert match([1.0, 4.0, 1.0, 2.0], [5.0, 4.0, 0.0, 1.0], 1.0) == [[0, 2]]
@@ -195,7 +263,7 @@ def test_a_trial_is_completed_by_what_still_fits(kind):
     )
     trials_RN &= torch.rand(2, 16, generator=torch.Generator().manual_seed(4)) < 0.7
     trials_RN |= constraint.kept()
-    completed_RN = constrained_polish._completed(trials_RN, constraint, gain_N)
+    completed_RN = constrained_polish._Round.of(trials_RN[0], constraint, gain_N).completed(trials_RN.clone())
     for trial_N, completed_N in zip(trials_RN, completed_RN, strict=True):
         assert torch.equal(completed_N & trial_N, trial_N)
         assert constraint.allows(completed_N)
@@ -208,7 +276,8 @@ def test_singles_are_all_exchanges_within_a_group_that_the_budget_allows(monkeyp
     monkeypatch.setattr(rounding, "NUM_CANDIDATES", 20)
     constraint = constraints.make(kind, 14)
     mask_N = constraint.fill(torch.zeros(14))
-    found = {tuple(trial_N.tolist()) for trial_N in constrained_polish._singles(mask_N, constraint, torch.zeros(14))}
+    now = constrained_polish._Round.of(mask_N, constraint, torch.zeros(14).double())
+    found = {tuple(trial_N.tolist()) for trial_N in constrained_polish._singles(now)}
     expected, group_N = set(), constraint.holdings.group_N
     for added in (~mask_N).nonzero().squeeze(1).tolist():
         for removed in mask_N.nonzero().squeeze(1).tolist():
@@ -224,7 +293,10 @@ def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
     constraint = constraints.make("groups", num_samples)
     start_N = constraint.fill(torch.zeros(num_samples))
     mask_N, value = polish_within(
-        start_N, constraint, values=lambda masks_RN: torch.zeros(len(masks_RN)), gains=lambda mask_N: torch.randn(20)
+        start_N,
+        constraint,
+        values=lambda masks_RN: torch.zeros(len(masks_RN)),
+        gains=lambda mask_N: torch.randn(20).double(),
     )
     assert torch.equal(mask_N, start_N)
     assert value == 0.0
@@ -257,7 +329,7 @@ def test_matched_pairs_may_be_exchanged_from_the_first_on_as_many_as_one_likes()
     added = (~mask_N).nonzero().squeeze(1)
     pairs = constrained_polish.match(
         added[gain_N[added].argsort(descending=True)], mask_N.nonzero().squeeze(1), constraint,
-        gain_N=gain_N, room_G=constraint.room_left(mask_N),
+        worth_N=gain_N, room_G=constraint.room_left(mask_N),
     )  # fmt: skip
     assert len(pairs) > 3
     for one, other in pairs.tolist():
