@@ -106,7 +106,8 @@ def polish_covered(
         if constraint is None:
             rows_P = torch.cat(rounding.candidates(mask_N, gains(mask_N), num_candidates))
         else:
-            rows_P = torch.cat(constrained_polish.candidates(mask_N, constraint, gains(mask_N), num_candidates))
+            worth_N = constrained_polish.worth_beyond_cost(gains(mask_N), constraint)
+            rows_P = torch.cat(constrained_polish.candidates(mask_N, constraint, worth_N, num_candidates))
             kinds = Kinds(*constrained_polish.groups_and_costs(rows_P, constraint))
         exchanged_P = exchange_covered(mask_N[rows_P].cpu().numpy(), coverage(mask_N, rows_P), kinds=kinds)
         trial_N = mask_N.clone()

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamask_pl.functional import coverage_exchange
+from datamask_pl.functional.budget import BudgetRule
+from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.coverage_exchange import CandidateCoverage, Kinds, exchange_covered, polish_covered
 
 
@@ -310,3 +312,16 @@ def test_under_a_constraint_no_allowed_exchange_of_equal_cost_or_less_is_better(
         for other_P, one, other in exchanges(mask_N.numpy()):
             if group_N[one] == group_N[other] and fate_N[one] == fate_N[other] == 0 and cost_N[one] <= cost_N[other]:
                 assert block.problem.value(other_P) <= value + 1e-5
+
+
+def test_candidates_of_every_group_are_those_next_to_its_own_threshold(monkeypatch):
+    """All of the first group is worth more than all of the second; in each one sample is to be exchanged."""
+    monkeypatch.setattr(coverage_exchange, "MIN_CANDIDATES", 2)
+    monkeypatch.setattr(coverage_exchange, "CANDIDATE_SHARE", 0)
+    group_N = torch.arange(20) // 10
+    constraint = Constraint(Holdings.of(20, group_N=group_N, names=("a", "b")), BudgetRule(0.5))
+    alone_P = np.array([*range(110, 100, -1), *range(10, 0, -1)], dtype=float)
+    block = Block(Problem(np.zeros((0, 20)), alone_P, np.tile([False] + [True] * 5 + [False] * 4, 2)))
+    mask_N, value = block.polish(constraint=constraint)
+    assert mask_N.tolist() == [True] * 5 + [False] * 5 + [True] * 5 + [False] * 5
+    assert value == alone_P[mask_N.numpy()].sum()
