@@ -164,6 +164,61 @@ def test_exchange_finds_what_the_best_single_gain_does_not():
     assert is_kept_C.tolist() == [False, False, True, True]
 
 
+def in_sweeps(is_kept_C, own_C, interaction_CC):
+    """Exchanges as `exchange` says, by the values of all masks."""
+    kept_C = is_kept_C.copy()
+
+    def best(added):
+        """What the best exchange for it is worth, and what that removes."""
+        inside = np.flatnonzero(kept_C)
+        mask_RC = np.stack([kept_C, *[kept_C] * len(inside)]).astype(float)
+        mask_RC[1:, added] = 1.0
+        mask_RC[np.arange(len(inside)) + 1, inside] = 0.0
+        value_R = mask_RC @ own_C + ((mask_RC @ interaction_CC) * mask_RC).sum(1) / 2
+        return value_R[1:].max() - value_R[0], inside[value_R[1:].argmax()]
+
+    while True:
+        worth = {added: best(added)[0] for added in np.flatnonzero(~kept_C)}
+        least = max(worth.values()) / 2
+        if least < 1e-9:
+            return kept_C
+        for added in sorted(worth, key=lambda added: -worth[added]):
+            now, removed = best(added)
+            if worth[added] > least and now > least:
+                kept_C[added], kept_C[removed] = True, False
+
+
+def test_a_sweep_makes_the_exchanges_that_are_worth_half_of_the_best_when_their_turn_comes():
+    num_added = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        interaction_CC = np.triu(rng.standard_normal((40, 40)), 1)
+        interaction_CC = interaction_CC + interaction_CC.T
+        own_C, is_kept_C = 0.5 * rng.standard_normal(40), rng.permutation(40) < 10
+        found_C = rounding.exchange(is_kept_C, own_C + interaction_CC @ is_kept_C, interaction_CC)
+        np.testing.assert_array_equal(found_C, in_sweeps(is_kept_C, own_C, interaction_CC))
+        num_added += np.count_nonzero(found_C & ~is_kept_C)
+    assert num_added > 100, "hardly anything was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize("num_levels", [1, 2])
+def test_of_equally_good_exchanges_those_of_the_first_are_made(num_levels):
+    """As a sort that is not stable would not, of more than a few."""
+    gain_C = np.concatenate([np.arange(200) % num_levels + 2.0, np.zeros(50)])
+    found_C = rounding.exchange(np.arange(250) >= 200, gain_C, np.zeros((250, 250)))
+    assert np.flatnonzero(found_C).tolist() == sorted(np.argsort(-gain_C, kind="stable")[:50])
+
+
+def test_sweeps_end_with_the_first_that_exchanges_nothing(monkeypatch):
+    """Without interactions a sweep makes all exchanges that are worth half of the best."""
+    swept = []
+    worth = rounding._worth
+    monkeypatch.setattr(rounding, "_worth", lambda *numbers: swept.append(numbers) or worth(*numbers))
+    gain_C = np.concatenate([np.linspace(3.0, 4.0, 50), np.zeros(50)])
+    assert rounding.exchange(np.arange(100) >= 50, gain_C, np.zeros((100, 100)))[:50].all()
+    assert len(swept) == 2
+
+
 def test_where_the_first_half_of_the_candidates_has_no_better_exchange_the_others_are_tried(monkeypatch):
     """The two that gain most are like all that is kept; only the third is worth an exchange."""
     monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 4)
@@ -198,3 +253,36 @@ def test_whether_a_pool_misses_some_is_told_by_its_first_gains_its_last_ones_and
             torch.testing.assert_close(last, now.sort(descending=True).values[:4])
             torch.testing.assert_close(change, (after_N - before_N).abs().max())
     assert num_moved > 8, "hardly anything was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize(("num_pairs", "is_whole", "is_left"), [(9, False, True), (8, False, False), (9, True, False)])
+def test_a_pool_is_left_after_a_round_of_less_than_an_eighth_of_the_best_unless_it_misses_none(
+    monkeypatch, num_pairs, is_whole, is_left
+):
+    """After so many pairs a single one is better; only with that one kept does another become so."""
+    monkeypatch.setattr(rounding, "NUM_KNOWN_CANDIDATES", 2 * num_pairs)
+    monkeypatch.setattr(rounding, "NUM_POOLED", 100 if is_whole else num_pairs + 2)
+    left_out = [10.0] * num_pairs + [5.0, -20.0] + [-30.0] * 5
+    kept = [0.0] * num_pairs + [1.0, 9.0] + [30.0] * 5
+    one, other = num_pairs, num_pairs + 1
+    own_N, start_N = torch.tensor([*left_out, *kept]).double(), torch.arange(2 * len(kept)) >= len(kept)
+    interaction_NN = torch.zeros(len(own_N), len(own_N), dtype=torch.float64)
+    interaction_NN[one, other] = interaction_NN[other, one] = 40.0
+    asked = []
+
+    def gains(mask_N):
+        asked.append(mask_N)
+        return own_N + interaction_NN @ mask_N.double()
+
+    mask_N, value = polish(
+        start_N,
+        values=lambda masks_RN: torch.stack([m @ own_N + m @ interaction_NN @ m / 2 for m in masks_RN.double()]),
+        gains=gains,
+        interactions=lambda rows_P: lambda places, others: interaction_NN[rows_P][:, rows_P][places][:, others],
+    )
+    assert mask_N[: other + 1].all()
+    assert not mask_N[len(kept) : len(kept) + other + 1].any()
+    assert value == 10.0 * num_pairs + 5.0 - 20.0 + 40.0 + 150.0
+    second_N = [*asked, mask_N][1]
+    assert bool(second_N[one])
+    assert bool(second_N[other]) is not is_left
