@@ -162,6 +162,7 @@ def test_exchange_finds_what_the_best_single_gain_does_not():
     gain_C = np.array([4.0, 3.0, 1.0, 2.0])
     assert rounding.exchange(is_kept_C, gain_C, interaction_CC).tolist() == [False, True, False, True]
     assert is_kept_C.tolist() == [False, False, True, True]
+    assert gain_C.tolist() == [4.0, 3.0, 1.0, 2.0]
 
 
 def in_sweeps(is_kept_C, own_C, interaction_CC):
