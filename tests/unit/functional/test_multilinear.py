@@ -74,6 +74,21 @@ def test_the_sum_over_all_logits_is_taken_a_few_times_only(scale, num_selected):
     assert num_passes <= 5 + 5 * (num_selected in (1, 99_990))
 
 
+@pytest.mark.parametrize("num_samples", [100_000, 600_000])
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_from_where_some_of_the_logits_lead_the_sum_over_all_is_taken_twice(num_samples, scale, share):
+    """From elsewhere it takes up to five times."""
+    passes = []
+
+    def over_slices(part):
+        passes.append(part(slice(None)))
+        return passes[-1][None]
+
+    solve_threshold(normal(num_samples, scale), int(share * num_samples), over_slices=over_slices)
+    assert len(passes) <= 2
+
+
 def test_everything_is_kept_at_a_threshold_of_minus_infinity():
     assert float(solve_threshold(torch.tensor([1.0, -1e30]), 2)) == -np.inf
     assert inclusion_probabilities(torch.tensor([1.0, -1e30]), 2).tolist() == [1.0, 1.0]
