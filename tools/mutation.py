@@ -186,8 +186,8 @@ class Mutation:
                 print(f"    {result}: {name}\n        - {delta[name][0]}\n        + {delta[name][1]}", flush=True)
 
     def chosen(self, tests: Iterable[str], module: str) -> list[str]:
-        """The tests of the module first, then the quickest, as many as fit."""
-        in_order = sorted(tests, key=lambda test: (f"test_{module}.py" not in test, self.tests[test]["seconds"]))
+        """The tests of the module, in test_MODULE.py or test_MODULE_*.py, first, then the quickest, as many as fit."""
+        in_order = sorted(tests, key=lambda test: (f"/test_{module}" not in test, self.tests[test]["seconds"]))
         total, chosen = 0.0, []
         for test in in_order:
             total += self.tests[test]["seconds"]

@@ -110,7 +110,7 @@ def _find_root(
         low, high = (threshold, high) if excess > 0 else (low, threshold)
         if abs(excess) <= slope / 2:
             step = excess / (slope - excess * (1 - 2 * skew / slope) / 2)
-        elif slope > 0 and 0 < total < num_samples:
+        elif slope > 0 and total < num_samples:
             # Newton on the log-odds of the mean, which is straight far from the root, where the sum is not
             log_odds = math.log(total / (num_samples - total)) - math.log(target / (num_samples - target))
             step = log_odds * total * (1 - total / num_samples) / slope
@@ -168,20 +168,17 @@ def ascent_direction(gradient_N: Tensor, p_N: Tensor, *, over_slices: OverSlices
         gradient_C, p_C = gradient_N[rows] - origin, p_N[rows]
         variance_C = p_C * (1 - p_C)
         sums = [variance_C.sum(), variance_C.mul_(gradient_C).sum(), gradient_C.sum()]
-        largest = torch.stack(gradient_C.aminmax()).abs().amax() if gradient_C.numel() else sums[0]
-        return torch.stack([*sums, gradient_C.square_().sum(), largest])
+        return torch.stack([*sums, gradient_C.square_().sum()])
 
-    parts = over_slices(part)
-    total, weighted, plain, squares, _ = parts.sum(0)
+    total, weighted, plain, squares = over_slices(part).sum(0)
     mean = plain / gradient_N.numel()
     center = torch.where(total > 0, weighted / total, mean)
     rms = (squares / gradient_N.numel() - center * (2 * mean - center)).clamp(min=0).sqrt()
     # below this the differences are the rounding of equal gradients
-    rounding = 1e-12 * (parts[:, 4].amax() + origin.abs())
-    factor = torch.where(rms > rounding, 1 / rms, 0.0)
+    factor = torch.where(rms > 1e-12 * origin.abs(), 1 / rms, 0.0)
     return (gradient_N - (origin + center)).mul_(factor)
 
 
 def undecided_share(p_N: Tensor, num_selected: int | Tensor) -> Tensor:
     """How much of the budget is still undecided: sum p (1 - p) / budget, scalar in [0, 1]."""
-    return (1 - p_N.dot(p_N) / num_selected).clamp(0, 1)
+    return (1 - p_N.dot(p_N) / num_selected).clamp(min=0)

@@ -271,7 +271,7 @@ def exchange(
         >>> exchange(np.array([True, False, False]), np.array([1.0, 2.0, 3.0]), np.zeros((3, 3))).tolist()
         [False, False, True]
     """
-    gain_C = gain_C.astype(np.float64)
+    gain_C = gain_C.copy()
     inside, outside = np.flatnonzero(is_kept_C), np.flatnonzero(~is_kept_C)
     rounding = _least_worth(gain_C)
     between_OI = interaction_CC[np.ix_(outside, inside)]

@@ -74,6 +74,21 @@ def test_the_sum_over_all_logits_is_taken_a_few_times_only(scale, num_selected):
     assert num_passes <= 5 + 5 * (num_selected in (1, 99_990))
 
 
+@pytest.mark.parametrize("num_samples", [100_000, 600_000])
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_from_where_some_of_the_logits_lead_the_sum_over_all_is_taken_twice(num_samples, scale, share):
+    """From elsewhere it takes up to five times."""
+    passes = []
+
+    def over_slices(part):
+        passes.append(part(slice(None)))
+        return passes[-1][None]
+
+    solve_threshold(normal(num_samples, scale), int(share * num_samples), over_slices=over_slices)
+    assert len(passes) <= 2
+
+
 def test_everything_is_kept_at_a_threshold_of_minus_infinity():
     assert float(solve_threshold(torch.tensor([1.0, -1e30]), 2)) == -np.inf
     assert inclusion_probabilities(torch.tensor([1.0, -1e30]), 2).tolist() == [1.0, 1.0]
@@ -143,6 +158,17 @@ def test_far_from_the_root_a_step_along_the_log_odds_finds_that_of_equal_logits(
     assert one_step(monkeypatch, logits_N, 1.0, root + off) == pytest.approx(root, abs=1e-9)
 
 
+@pytest.mark.parametrize("start", [-49.0, -36.5, -10.0, 0.0, 10.0, 36.5, 49.0])
+def test_the_root_is_found_from_anywhere_also_where_all_or_nothing_but_a_rounding_is_kept(start):
+    """At -36.5 the first sample is not settled, and the sum is 10 for rounding."""
+    logits_N = torch.tensor([0.0, *[100.0] * 9]).double()
+    found = multilinear._find_root(
+        lambda threshold: multilinear._sums(logits_N, threshold), 9.5, 10,
+        start=start, bracket=(-50.0, 50.0), negligible_step=1e-4,
+    )  # fmt: skip
+    assert found == pytest.approx(0.0, abs=1e-9)
+
+
 def test_where_everything_is_kept_the_threshold_is_minus_infinity_in_float64():
     threshold = solve_threshold(torch.zeros(3), 3)
     assert threshold.dtype == torch.float64
@@ -172,6 +198,24 @@ def test_sums_are_taken_over_the_slices_that_are_given_also_empty_ones():
     assert torch.allclose(direction_N, ascent_direction(gradient_N, p_N))
 
 
+def test_all_rows_as_one_slice_are_asked_for_by_a_slice():
+    asked = []
+    rows_N = torch.arange(5)
+    stacked_RN = multilinear.in_one_slice(lambda rows: asked.append(rows) or rows_N[rows])
+    assert stacked_RN.tolist() == [[0, 1, 2, 3, 4]]
+    assert asked == [slice(None)]
+
+
+@pytest.mark.parametrize("row", [0, 500_000])
+@pytest.mark.parametrize("level", [0.0, 0.7])
+def test_one_sample_of_a_million_that_differs_gives_a_direction(row, level):
+    gradient_N, p_N = torch.full((1_000_000,), level).double(), torch.full((1_000_000,), 0.1).double()
+    gradient_N[row] += 1e-6
+    direction_N = ascent_direction(gradient_N, p_N)
+    assert float(direction_N.square().mean()) == pytest.approx(1.0, rel=1e-5)
+    assert int(direction_N.argmax()) == row
+
+
 @pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
 def test_of_a_few_nearly_settled_samples_the_direction_keeps_the_budget_in_any_unit(unit):
     p_N, gradient_N = torch.tensor([0.1, 0.1, 0.8]).double(), torch.tensor([1.0, 2.0, 5.0]).double()
@@ -190,4 +234,4 @@ def test_gradients_that_differ_by_rounding_give_no_direction_nor_does_one_alone(
 def test_undecided_is_what_variance_there_is_for_a_kept_sample():
     p_N = torch.tensor([0.5, 0.25, 0.25, 1.0]).double()
     assert float(undecided_share(p_N, 2)) == pytest.approx(float((p_N * (1 - p_N)).sum()) / 2)
-    assert float(undecided_share(torch.ones(3).double(), torch.tensor(3 - 1e-12).double())) == 0.0
+    assert float(undecided_share(torch.ones(3).double(), torch.tensor(3 - 1e-12, dtype=torch.float64))) == 0.0
