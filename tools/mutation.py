@@ -58,7 +58,8 @@ POLL_S = 0.01
 def changed_modules(modules: Sequence[str]) -> dict[str, list[str]]:
     """Copies package and tests to FOLDER, the modules with all their changes; returns the changes' names by module."""
     for folder in ("datamask_pl", "tests"):
-        shutil.copytree(folder, FOLDER / folder, dirs_exist_ok=True)
+        shutil.rmtree(FOLDER / folder, ignore_errors=True)  # with files that are no longer there
+        shutil.copytree(folder, FOLDER / folder)
     for file in ("cli.py", "README.md", "pyproject.toml"):
         shutil.copy(file, FOLDER / file)
     names = {}
@@ -89,6 +90,12 @@ def is_unnoticeable(before: str, after: str) -> bool:
     """True if only the device or the strictness of `zip` is another."""
     before, after = (re.sub(r"[\s,]", "", UNNOTICEABLE.sub("", text)) for text in (before, after))
     return before == after
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """Of the files' names and contents, whatever their order."""
+    contents = [(str(path), hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(paths)]
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -142,8 +149,12 @@ class Mutation:
         return None
 
     def look_at_tests(self, items: Sequence[pytest.Item]) -> None:
-        """Finds out how long tests take and what they reach, of those whose file is another than last time."""
-        digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in {item.path for item in items}}
+        """Finds out how long tests take and what they reach, where their file or the package is another than last time.
+
+        Only the modules that carry changes tell that they were reached: with others the package is another, too.
+        """
+        package = list(Path("datamask_pl").rglob("*.py"))
+        digests = {path: digest_of([path, *package]) for path in {item.path for item in items}}
         set_mutant_under_test("stats")
         for item in items:
             if self.tests.get(item.nodeid, {}).get("digest") == digests[item.path]:

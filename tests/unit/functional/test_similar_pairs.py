@@ -131,7 +131,9 @@ def test_a_pair_has_the_same_bits_in_any_company():
     row_E, column_E = torch.ones(500, 500).nonzero().T
     products_NN = pair_products(rows_ND, rows_ND, row_E, column_E).view(500, 500)
     assert torch.equal(products_NN, products_NN.T)
-    row_E, column_E = torch.randint(100, (70,)).sort().values, torch.randint(30, (70,))
+    source = torch.Generator().manual_seed(0)
+    row_E, column_E = (torch.randint(size, (70,), generator=source) for size in (100, 30))
+    row_E = row_E.sort().values
     part_E = pair_products(rows_ND[50:150], rows_ND[7:37], row_E, column_E)
     assert torch.equal(part_E, products_NN[row_E + 50, column_E + 7])
     torch.set_num_threads(3)
