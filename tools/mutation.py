@@ -26,8 +26,9 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,24 @@ def write_json(path: Path, content: object) -> None:
     path.with_suffix(".part").replace(path)
 
 
+def in_a_fork(function: Callable[..., object], *arguments: object) -> None:
+    """Runs what may start threads of OpenMP: later forks of a process that has some wait for them for ever."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        has_failed = True
+        try:
+            function(*arguments)
+            has_failed = False
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(int(has_failed))
+    if os.waitpid(child, 0)[1] != 0:
+        raise SystemExit("The tests could not be looked at, see above.")
+
+
 class Mutation:
     """A pytest plugin that runs the collected tests once for each change."""
 
@@ -132,7 +151,8 @@ class Mutation:
             "mutation", max_examples=25, database=None, deadline=None, derandomize=True
         )
         hypothesis.settings.load_profile("mutation")
-        self.look_at_tests(session.items)
+        in_a_fork(self.look_at_tests, session.items)
+        self.tests = read_json(Path("tests.json"))
         gc.collect()
         gc.freeze()  # forks share what is not touched
         for module, names in self.names.items():
@@ -181,6 +201,9 @@ class Mutation:
         for test in items:
             for function in self.tests[test]["reaches"]:
                 reaching[function].append(test)
+        of_module = [self.chosen(reaching[function], module) for function in reaching if f".{module}." in function]
+        if self.try_change("", [items[test] for test in sorted(set().union(*of_module))]) != "left":
+            raise SystemExit(f"{module}: its tests fail without any change, in a fork.")
         for name in names:
             if results.get(name) == "noticed":
                 continue

@@ -77,3 +77,17 @@ def test_what_a_test_reaches_is_found_out_once_where_nothing_is_another(look):
 )
 def test_only_the_device_and_the_strictness_of_zip_cannot_be_noticed(tool, before, after, expected):
     assert tool.is_unnoticeable(before, after) is expected
+
+
+def test_what_runs_in_a_fork_leaves_this_process_as_it_is_and_tells_that_it_failed(tool, workplace):
+    done = []
+
+    def leave_a_file():
+        done.append("in the fork")
+        (workplace / "left").touch()
+
+    tool.in_a_fork(leave_a_file)
+    assert (workplace / "left").exists()
+    assert done == []
+    with pytest.raises(SystemExit, match="could not be looked at"):
+        tool.in_a_fork(int, "no number")
