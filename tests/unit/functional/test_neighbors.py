@@ -1,11 +1,13 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from datamask_pl.functional import neighbors, similar_pairs
-from datamask_pl.functional.neighbors import nearest_neighbors
+from datamask_pl.functional.neighbors import GrowingLists, Seeds, cut, nearest_neighbors
+from datamask_pl.functional.ranked import EMPTY_KEY, index_of, similarity_of
 
 
 def unit_rows(num_samples, num_features=5, seed=0, dtype=torch.float64):
@@ -169,3 +171,74 @@ def test_lists_have_the_same_bits_whether_quick_products_are_of_bfloat16_or_not(
         monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device, answer=is_quick: answer)
         found.append(table(features_ND, 12))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+# ---- the parts of a search -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 100])
+def test_slices_are_cut_into_as_few_equal_parts_as_can_be(num_rows):
+    slices = [slice(3, 3), slice(3, 12), slice(12, 13), slice(13, 20)]
+    parts_of = [cut([rows], num_rows) for rows in slices]
+    assert cut(slices, num_rows) == list(itertools.chain(*parts_of))
+    for rows, parts in zip(slices, parts_of, strict=True):
+        lengths = [part.stop - part.start for part in parts]
+        assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows.start, rows.stop))
+        assert len(parts) == max(1, -(-(rows.stop - rows.start) // num_rows))
+        assert max(lengths) - min(lengths) <= 1
+
+
+def poisson_tail(mean, least):
+    """Probability that a Poisson number is at least that."""
+    return 1.0 - sum(math.exp(-mean + number * math.log(mean) - math.lgamma(number + 1)) for number in range(least))
+
+
+@pytest.mark.parametrize("num_samples", [5000, 6143, 50_000, 1_000_003])
+@pytest.mark.parametrize("num_neighbors", [1, 4, 30, 200])
+def test_seeds_are_at_equal_distances_and_their_bound_is_too_high_for_less_than_one_row_in_a_thousand(
+    num_samples, num_neighbors
+):
+    seeds = Seeds.choose(
+        lambda rows: torch.arange(num_samples, dtype=torch.float64)[rows, None], num_samples, num_neighbors
+    )
+    distance_S = seeds.features_SD.squeeze(1).diff()
+    num_seeds = len(seeds.features_SD)
+    assert num_seeds == min(4096, max(512, num_samples // 12))
+    assert float(distance_S.max() - distance_S.min()) <= 1.0
+    assert seeds.features_SD[0] == 0
+    assert num_samples - seeds.features_SD[-1] <= distance_S.max()
+    mean = num_neighbors * num_seeds / num_samples
+    assert poisson_tail(mean, seeds.rank) < 1e-3
+    # a bound that is as good as safe lets through what is no neighbour
+    assert poisson_tail(mean, seeds.rank - 2 - math.ceil(math.sqrt(mean))) > 1e-3
+
+
+def test_of_few_samples_all_are_seeds():
+    seeds = Seeds.choose(lambda rows: torch.arange(100.0)[rows, None], 100, 90)
+    assert seeds.features_SD.squeeze(1).tolist() == list(range(100))
+    assert seeds.rank == 100
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 5, 150])
+@pytest.mark.parametrize("num_offered", [1, 40, 400])
+def test_a_list_is_the_best_of_what_it_was_offered_in_any_order(num_neighbors, num_offered):
+    rng = np.random.default_rng(num_offered)
+    rows, bounds = [7, 0, 300], [-2.0, 0.125, 0.5]
+    lists = GrowingLists(torch.tensor(bounds), torch.tensor(rows), num_neighbors)
+    taken = [[(math.inf, row)] for row in rows]
+    others = rng.permutation(np.setdiff1d(np.arange(3000), rows))
+    for offer in range(5):
+        others_of_offer = others[offer * num_offered : (offer + 1) * num_offered]
+        pairs = [(place, other) for place, row in enumerate(rows) for other in (*others_of_offer, row)]
+        pairs = rng.permutation(pairs) if offer % 2 else np.array(pairs)
+        similarity_E = rng.integers(-4, 9, size=len(pairs)) / 8  # some are equal, some at a bound
+        for (place, other), similarity in zip(pairs.tolist(), similarity_E.tolist(), strict=True):
+            if similarity >= bounds[place] and other != rows[place]:
+                taken[place].append((similarity, other))
+        lists.offer(*torch.tensor(pairs).T, torch.tensor(similarity_E).float(), is_ordered=offer % 2 == 0)
+    keys_PT, is_full_P = lists.best()
+    for keys_T, is_full, entries in zip(keys_PT, is_full_P.tolist(), taken, strict=True):
+        found_T = keys_T[keys_T != EMPTY_KEY]
+        best = sorted(entries, key=lambda entry: (-entry[0], entry[1]))[:num_neighbors]
+        assert list(zip(similarity_of(found_T).tolist(), index_of(found_T).tolist(), strict=True)) == best
+        assert is_full is (len(entries) >= num_neighbors)
