@@ -54,6 +54,20 @@ def test_lists_are_those_of_a_full_sort_whatever_the_panels(monkeypatch, panel_r
     np.testing.assert_allclose(similarity_TV.T, expected_NT, atol=1e-12 if dtype == torch.float64 else 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lists_are_whole_where_bounds_are_too_high(monkeypatch, dtype):
+    """The twelve samples that give the bounds are alike: for each of them, nearly all others are below its bound."""
+    monkeypatch.setattr(neighbors, "MAX_UNBOUNDED", 0)
+    monkeypatch.setattr(neighbors, "MIN_SEEDS", 12)
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 50)
+    features_ND = unit_rows(120)
+    features_ND[::10] = torch.nn.functional.normalize(features_ND[:1] + 0.01 * features_ND[::10])
+    _, order_NT = sorted_lists(features_ND, 20)
+    similarity_TV, neighbor_TV = table(features_ND.to(dtype), 20)
+    np.testing.assert_array_equal(neighbor_TV.T, order_NT)
+    assert bool((similarity_TV[-1] > 0.0).all())
+
+
 @pytest.mark.parametrize("num_neighbors", [5, 60])
 def test_lists_that_fill_up_many_times_lose_nothing(monkeypatch, num_neighbors):
     """All of a row's 1,500 candidates come in order of rising similarity: each tile is better than those before."""
