@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from datamask_pl.functional import neighbors, similar_pairs
-from datamask_pl.functional.neighbors import GrowingLists, Seeds, cut, nearest_neighbors
+from datamask_pl.functional.neighbors import GrowingLists, Seeds, cut, finished_lists, nearest_neighbors, search_all
 from datamask_pl.functional.ranked import EMPTY_KEY, index_of, similarity_of
+from datamask_pl.functional.similar_pairs import SimilarPairs
 
 
 def unit_rows(num_samples, num_features=5, seed=0, dtype=torch.float64):
@@ -256,3 +257,37 @@ def test_a_list_is_the_best_of_what_it_was_offered_in_any_order(num_neighbors, n
         best = sorted(entries, key=lambda entry: (-entry[0], entry[1]))[:num_neighbors]
         assert list(zip(similarity_of(found_T).tolist(), index_of(found_T).tolist(), strict=True)) == best
         assert is_full is (len(entries) >= num_neighbors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_neighbors", [1, 4, 18, 19, 25])
+@pytest.mark.parametrize("num_products", [1, 50, 2**22])
+def test_lists_among_some_samples_are_those_of_sorting_and_end_with_the_sample(
+    monkeypatch, num_products, num_neighbors, dtype
+):
+    monkeypatch.setattr(neighbors, "UNBOUNDED_PRODUCTS", num_products)
+    features_ND = unit_rows(60, dtype=dtype)
+    others = [slice(10, 25), torch.tensor([58, 3, 40]), slice(30, 30)]
+    rows_P = torch.tensor([12, 59, 3])  # one of them is not among the others
+    pairs = SimilarPairs.among(features_ND.__getitem__, [slice(0, 60)])
+    keys_PT = search_all(pairs, features_ND.__getitem__, others, rows_P, num_neighbors)
+    similarity_PT, neighbor_PT = finished_lists(features_ND.__getitem__, rows_P, keys_PT)
+    assert (similarity_PT.dtype, neighbor_PT.dtype) == (dtype, torch.int64)
+    cosine_NN = features_ND.double() @ features_ND.double().T
+    for row, similarity_T, neighbor_T in zip(rows_P.tolist(), similarity_PT, neighbor_PT.tolist(), strict=True):
+        ranked = sorted({*range(10, 25), 58, 3, 40} - {row}, key=(-cosine_NN[row]).tolist().__getitem__)
+        expected = [row, *ranked][:num_neighbors]
+        padding = num_neighbors - len(expected)
+        assert neighbor_T == expected + [row] * padding
+        expected_T = [*cosine_NN[row, expected].clamp(min=0.0).tolist(), *[0.0] * padding]
+        np.testing.assert_allclose(similarity_T, expected_T, atol=1e-14 if dtype == torch.float64 else 1e-6)
+
+
+def test_samples_that_float32_cannot_tell_apart_are_ranked_in_float64():
+    angle_N = torch.tensor([0.0, 0.3, 0.3 - 1e-10, 0.3 - 2e-10], dtype=torch.float64)
+    features_ND = torch.stack([angle_N.cos(), angle_N.sin()], dim=1)
+    similarity_TV, neighbor_TV = table(features_ND, 4)
+    assert neighbor_TV[:, 0].tolist() == [0, 3, 2, 1]
+    assert torch.equal(similarity_TV[:, 0], angle_N.cos()[[0, 3, 2, 1]])
+    _, neighbor_TV = table(features_ND.float(), 4)
+    assert neighbor_TV[:, 0].tolist() == [0, 1, 2, 3]
