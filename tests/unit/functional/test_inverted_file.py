@@ -218,3 +218,23 @@ def test_lists_have_the_same_bits_whether_quick_products_are_of_bfloat16_or_not(
     assert torch.equal(quick_file.looked_at_CM, file.looked_at_CM)
     for row, both in slow.items():
         assert all(torch.equal(*pair) for pair in zip(quick[row], both, strict=True))
+
+
+def test_of_slices_only_panels_are_read_or_nothing(monkeypatch):
+    """A source that reads samples where they are needed knows no open slices, and none that end before they begin."""
+    monkeypatch.setattr(inverted_file, "PANEL_ROWS", 50)
+    monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device: True)
+    features_ND = clustered_rows(200)
+
+    def features(rows):
+        if isinstance(rows, slice):
+            assert (rows.start, rows.stop, rows.step) in [(0, 0, None), *((n, n + 50, None) for n in (0, 50, 100, 150))]
+        else:
+            assert rows.dtype in (torch.int32, torch.int64)
+            assert all(0 <= row < 200 for row in rows.tolist())
+        return features_ND[rows]
+
+    centers_CD = cluster_centers(features, 200)
+    label_N = nearest_center(features_ND, centers_CD)
+    file = invert(features, centers_CD, label_N, num_neighbors=4, wanted_recall=0.9)
+    assert sorted(lists(features, file, 4)) == list(range(200))

@@ -124,6 +124,26 @@ def test_an_error_in_a_task_is_raised(monkeypatch):
         torch.set_num_threads(1)
 
 
+@pytest.mark.usefixtures("bounds")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_slices_only_panels_are_read_or_nothing(monkeypatch, dtype):
+    """A source that reads samples where they are needed knows no open slices, and none that end before they begin."""
+    monkeypatch.setattr(neighbors, "PANEL_ROWS", 30)
+    features_ND = unit_rows(100, dtype=dtype)
+    panels = [(0, 25), (25, 50), (50, 75), (75, 100)]
+
+    def features(rows):
+        if isinstance(rows, slice):
+            assert (rows.start, rows.stop, rows.step) in [(0, 0, None), *((*panel, None) for panel in panels)]
+        else:
+            assert rows.dtype == torch.int64
+            assert all(0 <= row < 100 for row in rows.tolist())
+        return features_ND[rows]
+
+    _, neighbor_TV = nearest_neighbors(features, [slice(0, 50), slice(50, 100)], range(100), num_neighbors=3)
+    np.testing.assert_array_equal(neighbor_TV.T, sorted_lists(features_ND.double(), 3)[1])
+
+
 def test_no_rows_have_no_lists():
     similarity_TV, neighbor_TV = table(unit_rows(5), 3, range(2, 2))
     assert similarity_TV.shape == neighbor_TV.shape == (3, 0)

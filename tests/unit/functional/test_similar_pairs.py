@@ -91,6 +91,19 @@ def test_bounds_allow_for_the_rounding_of_results(monkeypatch):
     assert min(gaps) < 2**-9, "nothing was rounded up: the test shows nothing"
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_of_samples_the_parts_are_read_or_nothing(monkeypatch, is_quick):
+    """A source that reads samples where they are needed knows no open slices, and none that end before they begin."""
+    monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device: is_quick)
+    rows_ND, parts = rows_of_kind("random", 30), [slice(0, 12), slice(12, 30)]
+
+    def features(rows):
+        assert rows in [slice(0, 0), *parts]
+        return rows_ND[rows]
+
+    assert SimilarPairs.among(features, parts).is_quick is is_quick
+
+
 def test_parts_may_be_empty(monkeypatch):
     monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device: True)
     rows_ND = rows_of_kind("random", 30)
