@@ -14,6 +14,8 @@ def rows_of_kind(kind, num_samples, num_features=64):
         rows_ND = 1 + 0.05 * rows_ND
     elif kind == "signs":
         rows_ND = rows_ND.sign()
+    elif kind == "copies":
+        rows_ND = rows_ND[:1].repeat(num_samples, 1)
     elif kind == "halfway":
         rows_ND = rows_ND.sign() * (1 + 2**-8 - 2**-12)
         rows_ND[:, 0] = 0.0
@@ -113,7 +115,7 @@ def test_parts_may_be_empty(monkeypatch):
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
-@pytest.mark.parametrize("kind", ["random", "bunch", "signs", "halfway", "sparse"])
+@pytest.mark.parametrize("kind", ["random", "bunch", "signs", "halfway", "sparse", "copies"])
 def test_the_highest_is_that_of_all_pairs_in_the_bits_of_a_pair(monkeypatch, kind, is_quick):
     rows_ND = rows_of_kind(kind, 300)
     pairs = pairs_among(monkeypatch, rows_ND, is_quick=is_quick)
@@ -123,6 +125,23 @@ def test_the_highest_is_that_of_all_pairs_in_the_bits_of_a_pair(monkeypatch, kin
     for num_rows in (1, 7, 64, 150, 210):
         assert torch.equal(pairs.highest(own_PD, other_CD.split(num_rows)), expected_P)
         assert torch.equal(pairs.highest(own_PD[5:8], other_CD.flip(0).split(num_rows)), expected_P[5:8])
+
+
+def test_the_highest_is_found_where_rounding_hides_by_how_little_it_is_higher(monkeypatch):
+    """Quick products err here by nearly all that they can: the best pair's is below the similarity of another pair."""
+    monkeypatch.setattr(similar_pairs, "FEW_PAIRS", 0)
+    own_PD = rows_of_kind("halfway", 30)[:1]
+    flipped_CD = own_PD.repeat(30, 1)
+    for num_flipped, row_D in enumerate(flipped_CD):
+        row_D[1 : 1 + num_flipped] *= -1
+    pairs = pairs_among(monkeypatch, torch.cat([own_PD, flipped_CD]), is_quick=True)
+    column_C = torch.arange(30)
+    expected_C = pair_products(own_PD, flipped_CD, torch.zeros_like(column_C), column_C)
+    assert bool((multiply_bfloat16(own_PD, flipped_CD)[0] < expected_C - 0.5 * pairs.slack).any())
+    for best_CD, expected in zip(flipped_CD[:, None], expected_C, strict=True):
+        for share in (1e-6, 1e-4, 5e-4, 1e-3):
+            found_P = pairs.highest(own_PD, [best_CD * (1 - share), best_CD])
+            assert torch.equal(found_P, expected[None].clamp(min=0.0))
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
