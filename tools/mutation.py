@@ -26,8 +26,9 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ POLL_S = 0.01
 def changed_modules(modules: Sequence[str]) -> dict[str, list[str]]:
     """Copies package and tests to FOLDER, the modules with all their changes; returns the changes' names by module."""
     for folder in ("datamask_pl", "tests"):
-        shutil.copytree(folder, FOLDER / folder, dirs_exist_ok=True)
+        shutil.rmtree(FOLDER / folder, ignore_errors=True)  # with files that are no longer there
+        shutil.copytree(folder, FOLDER / folder)
     for file in ("cli.py", "README.md", "pyproject.toml"):
         shutil.copy(file, FOLDER / file)
     names = {}
@@ -91,6 +93,12 @@ def is_unnoticeable(before: str, after: str) -> bool:
     return before == after
 
 
+def digest_of(paths: Iterable[Path]) -> str:
+    """Of the files' names and contents, whatever their order."""
+    contents = [(str(path), hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(paths)]
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """What was written, or nothing."""
     return json.loads(path.read_text()) if path.exists() else {}
@@ -100,6 +108,24 @@ def write_json(path: Path, content: object) -> None:
     """All of it or nothing."""
     path.with_suffix(".part").write_text(json.dumps(content, indent=0))
     path.with_suffix(".part").replace(path)
+
+
+def in_a_fork(function: Callable[..., object], *arguments: object) -> None:
+    """Runs what may start threads of OpenMP: later forks of a process that has some wait for them for ever."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        has_failed = True
+        try:
+            function(*arguments)
+            has_failed = False
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(int(has_failed))
+    if os.waitpid(child, 0)[1] != 0:
+        raise SystemExit("The tests could not be looked at, see above.")
 
 
 class Mutation:
@@ -125,7 +151,8 @@ class Mutation:
             "mutation", max_examples=25, database=None, deadline=None, derandomize=True
         )
         hypothesis.settings.load_profile("mutation")
-        self.look_at_tests(session.items)
+        in_a_fork(self.look_at_tests, session.items)
+        self.tests = read_json(Path("tests.json"))
         gc.collect()
         gc.freeze()  # forks share what is not touched
         for module, names in self.names.items():
@@ -142,8 +169,12 @@ class Mutation:
         return None
 
     def look_at_tests(self, items: Sequence[pytest.Item]) -> None:
-        """Finds out how long tests take and what they reach, of those whose file is another than last time."""
-        digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in {item.path for item in items}}
+        """Finds out how long tests take and what they reach, where their file or the package is another than last time.
+
+        Only the modules that carry changes tell that they were reached: with others the package is another, too.
+        """
+        package = list(Path("datamask_pl").rglob("*.py"))
+        digests = {path: digest_of([path, *package]) for path in {item.path for item in items}}
         set_mutant_under_test("stats")
         for item in items:
             if self.tests.get(item.nodeid, {}).get("digest") == digests[item.path]:
@@ -170,6 +201,9 @@ class Mutation:
         for test in items:
             for function in self.tests[test]["reaches"]:
                 reaching[function].append(test)
+        of_module = [self.chosen(reaching[function], module) for function in reaching if f".{module}." in function]
+        if self.try_change("", [items[test] for test in sorted(set().union(*of_module))]) != "left":
+            raise SystemExit(f"{module}: its tests fail without any change, in a fork.")
         for name in names:
             if results.get(name) == "noticed":
                 continue

@@ -290,7 +290,7 @@ def finished_lists(features: Features, rows: Rows, keys_PT: Tensor) -> Lists:
     similarity_PT = similarity_of(keys_PT)
     if own_PD.dtype == torch.float64:  # keys hold float32
         similarity_PT = torch.einsum("pd,ptd->pt", own_PD, features(neighbor_PT.flatten()).view(*keys_PT.shape, -1))
-        similarity_PT = similarity_PT.masked_fill(is_empty_PT, 0.0)
+        similarity_PT = similarity_PT.masked_fill(is_empty_PT, -torch.inf)
         similarity_PT[:, 0] = torch.inf
         similarity_PT, order_PT = similarity_PT.sort(dim=1, descending=True, stable=True)
         neighbor_PT = neighbor_PT.gather(1, order_PT)

@@ -9,7 +9,7 @@ class TestMaskPolicy:
     def test_same_starts_with_equal_logits_whatever_was_there(self):
         policy = MaskPolicy(5)
         policy.logits.data.fill_(3.0)
-        policy.reset(torch.rand(4), 2, init="same", is_independent=True)
+        policy.reset(torch.tensor([0.1, 0.9, 0.4, 0.3]), 2, init="same", is_independent=True)
         assert policy.logits.tolist() == [0.0] * 5
 
     def test_quality_starts_plackett_luce_with_probabilities_proportional_to_quality(self):

@@ -12,6 +12,7 @@ from datamask_pl.functional.device import (
     backend,
     fits,
     give_back_memory,
+    highest_above_zero,
     kth_largest,
     move,
     multiplies_bfloat16,
@@ -174,6 +175,21 @@ def test_the_kth_largest_is_that_of_sorting(rank, dtype, where):
     assert found_R.dtype == dtype
     assert found_R.tolist() == expected
     assert torch.equal(values_RC, before_RC)
+
+
+@ANYWHERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_highest_of_a_row_is_0_where_none_is_above(dtype, where):
+    values_RC = numbers(5, 9).to(dtype)
+    values_RC[1] = -values_RC[1].abs()
+    values_RC[2] = 0.0
+    values_RC[3] = -values_RC[3].abs()
+    values_RC[3, 4] = 1e-38
+    expected = [max(0.0, *row) for row in values_RC.tolist()]
+    found_R = highest_above_zero(where(values_RC))
+    assert found_R.dtype == dtype
+    assert found_R.tolist() == expected
+    assert expected[1:3] == [0.0, 0.0]
 
 
 @ANYWHERE

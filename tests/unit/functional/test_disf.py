@@ -23,6 +23,11 @@ def centered(features_ND):
     return torch.tensor(features_ND - features_ND.mean(0))
 
 
+def random_matrix(num_features):
+    source = torch.Generator().manual_seed(2)
+    return torch.randn(num_features, num_features, generator=source, dtype=torch.float64)
+
+
 def standardized(features_ND, mask_N):
     z_KD = centered(features_ND)[torch.tensor(mask_N)]
     return float(standardized_value(z_KD.sum(0), z_KD.T @ z_KD, num_selected=len(z_KD)))
@@ -65,7 +70,7 @@ def test_expectation_is_the_sum_over_all_masks(num_selected):
 
 
 def test_quadratic_forms_are_those_of_each_row():
-    z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), torch.randn(3, 3, dtype=torch.float64)
+    z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), random_matrix(3)
     np.testing.assert_allclose(quadratic_forms(z_ND, matrix_DD), [float(z @ matrix_DD @ z) for z in z_ND], atol=1e-14)
 
 
@@ -96,7 +101,7 @@ def test_pieces_are_every_row_once_and_at_least_one(start, stop):
 
 
 def test_quadratic_forms_have_the_type_of_the_features_whatever_that_of_the_matrix():
-    z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), torch.randn(3, 3, dtype=torch.float64)
+    z_ND, matrix_DD = centered(problems.unit_rows(5, 3, seed=2)), random_matrix(3)
     forms_N = quadratic_forms(z_ND.float(), matrix_DD)
     assert forms_N.dtype == torch.float32
     np.testing.assert_allclose(forms_N, quadratic_forms(z_ND, matrix_DD), atol=1e-6)

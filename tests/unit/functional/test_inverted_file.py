@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamask_pl.functional import inverted_file, similar_pairs
+from datamask_pl.functional import inverted_file, neighbors, similar_pairs
 from datamask_pl.functional.inverted_file import cluster_centers, invert, nearest_center, search
 from datamask_pl.functional.neighbors import nearest_neighbors
 
@@ -83,19 +83,23 @@ def test_clusters_are_the_rows_of_each_label_in_order_also_where_there_are_none(
     ]
 
 
+@pytest.mark.parametrize("num_neighbors", [4, 25])
 @pytest.mark.parametrize(("num_choosers", "num_judges"), [(60, 10), (61, 10), (40, 20), (40, 10)])
 def test_as_many_clusters_are_looked_at_as_the_choosers_need_and_the_judges_say_what_they_find(
-    monkeypatch, num_choosers, num_judges
+    monkeypatch, num_choosers, num_judges, num_neighbors
 ):
+    """The twelve samples that give the bounds are alike: theirs are too high for lists of 25."""
+    monkeypatch.setattr(neighbors, "MIN_SEEDS", 12)
     monkeypatch.setattr(inverted_file, "NUM_CHOOSERS", num_choosers)
     monkeypatch.setattr(inverted_file, "NUM_JUDGES", num_judges)
     monkeypatch.setattr(inverted_file, "QUERY_ROWS", 16)
     rows_ND = clustered_rows(60, torch.float64)
+    rows_ND[::5] = torch.nn.functional.normalize(rows_ND[:1] + 0.01 * rows_ND[::5])
     centers_CD = clustered_rows(12, torch.float64)
     label_N = nearest_center(rows_ND, centers_CD)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    file = invert(lambda rows: rows_ND[rows], centers_CD, label_N, num_neighbors=4, wanted_recall=0.8)
+    file = invert(lambda rows: rows_ND[rows], centers_CD, label_N, num_neighbors=num_neighbors, wanted_recall=0.8)
     assert torch.equal(torch.get_rng_state(), before)
     # the clusters from the nearest to the farthest, itself first
     nearness_CC = (centers_CD @ centers_CD.T).numpy()
@@ -106,7 +110,7 @@ def test_as_many_clusters_are_looked_at_as_the_choosers_need_and_the_judges_say_
     cosine_NN = (rows_ND @ rows_ND.T).numpy()
     np.fill_diagonal(cosine_NN, 2.0)
     places = [
-        [nearest[label_N[row]].index(label_N[other]) for other in np.argsort(-cosine_NN[row], kind="stable")[:4]]
+        [nearest[label_N[row]].index(label_N[other]) for other in np.argsort(-cosine_NN[row])[:num_neighbors]]
         for row in torch.randperm(60, generator=torch.Generator().manual_seed(inverted_file.SEED + 1)).tolist()
     ]
     assert num_looked_at == needed(places[:num_choosers], 12, 0.8)
@@ -218,3 +222,23 @@ def test_lists_have_the_same_bits_whether_quick_products_are_of_bfloat16_or_not(
     assert torch.equal(quick_file.looked_at_CM, file.looked_at_CM)
     for row, both in slow.items():
         assert all(torch.equal(*pair) for pair in zip(quick[row], both, strict=True))
+
+
+def test_of_slices_only_panels_are_read_or_nothing(monkeypatch):
+    """A source that reads samples where they are needed knows no open slices, and none that end before they begin."""
+    monkeypatch.setattr(inverted_file, "PANEL_ROWS", 50)
+    monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device: True)
+    features_ND = clustered_rows(200)
+
+    def features(rows):
+        if isinstance(rows, slice):
+            assert (rows.start, rows.stop, rows.step) in [(0, 0, None), *((n, n + 50, None) for n in (0, 50, 100, 150))]
+        else:
+            assert rows.dtype in (torch.int32, torch.int64)
+            assert all(0 <= row < 200 for row in rows.tolist())
+        return features_ND[rows]
+
+    centers_CD = cluster_centers(features, 200)
+    label_N = nearest_center(features_ND, centers_CD)
+    file = invert(features, centers_CD, label_N, num_neighbors=4, wanted_recall=0.9)
+    assert sorted(lists(features, file, 4)) == list(range(200))

@@ -14,6 +14,8 @@ def rows_of_kind(kind, num_samples, num_features=64):
         rows_ND = 1 + 0.05 * rows_ND
     elif kind == "signs":
         rows_ND = rows_ND.sign()
+    elif kind == "copies":
+        rows_ND = rows_ND[:1].repeat(num_samples, 1)
     elif kind == "halfway":
         rows_ND = rows_ND.sign() * (1 + 2**-8 - 2**-12)
         rows_ND[:, 0] = 0.0
@@ -91,6 +93,19 @@ def test_bounds_allow_for_the_rounding_of_results(monkeypatch):
     assert min(gaps) < 2**-9, "nothing was rounded up: the test shows nothing"
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_of_samples_the_parts_are_read_or_nothing(monkeypatch, is_quick):
+    """A source that reads samples where they are needed knows no open slices, and none that end before they begin."""
+    monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device: is_quick)
+    rows_ND, parts = rows_of_kind("random", 30), [slice(0, 12), slice(12, 30)]
+
+    def features(rows):
+        assert rows in [slice(0, 0), *parts]
+        return rows_ND[rows]
+
+    assert SimilarPairs.among(features, parts).is_quick is is_quick
+
+
 def test_parts_may_be_empty(monkeypatch):
     monkeypatch.setattr(similar_pairs, "multiplies_bfloat16", lambda device: True)
     rows_ND = rows_of_kind("random", 30)
@@ -100,7 +115,7 @@ def test_parts_may_be_empty(monkeypatch):
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
-@pytest.mark.parametrize("kind", ["random", "bunch", "signs", "halfway", "sparse"])
+@pytest.mark.parametrize("kind", ["random", "bunch", "signs", "halfway", "sparse", "copies"])
 def test_the_highest_is_that_of_all_pairs_in_the_bits_of_a_pair(monkeypatch, kind, is_quick):
     rows_ND = rows_of_kind(kind, 300)
     pairs = pairs_among(monkeypatch, rows_ND, is_quick=is_quick)
@@ -110,6 +125,23 @@ def test_the_highest_is_that_of_all_pairs_in_the_bits_of_a_pair(monkeypatch, kin
     for num_rows in (1, 7, 64, 150, 210):
         assert torch.equal(pairs.highest(own_PD, other_CD.split(num_rows)), expected_P)
         assert torch.equal(pairs.highest(own_PD[5:8], other_CD.flip(0).split(num_rows)), expected_P[5:8])
+
+
+def test_the_highest_is_found_where_rounding_hides_by_how_little_it_is_higher(monkeypatch):
+    """Quick products err here by nearly all that they can: the best pair's is below the similarity of another pair."""
+    monkeypatch.setattr(similar_pairs, "FEW_PAIRS", 0)
+    own_PD = rows_of_kind("halfway", 30)[:1]
+    flipped_CD = own_PD.repeat(30, 1)
+    for num_flipped, row_D in enumerate(flipped_CD):
+        row_D[1 : 1 + num_flipped] *= -1
+    pairs = pairs_among(monkeypatch, torch.cat([own_PD, flipped_CD]), is_quick=True)
+    column_C = torch.arange(30)
+    expected_C = pair_products(own_PD, flipped_CD, torch.zeros_like(column_C), column_C)
+    assert bool((multiply_bfloat16(own_PD, flipped_CD)[0] < expected_C - 0.5 * pairs.slack).any())
+    for best_CD, expected in zip(flipped_CD[:, None], expected_C, strict=True):
+        for share in (1e-6, 1e-4, 5e-4, 1e-3):
+            found_P = pairs.highest(own_PD, [best_CD * (1 - share), best_CD])
+            assert torch.equal(found_P, expected[None].clamp(min=0.0))
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
@@ -131,7 +163,9 @@ def test_a_pair_has_the_same_bits_in_any_company():
     row_E, column_E = torch.ones(500, 500).nonzero().T
     products_NN = pair_products(rows_ND, rows_ND, row_E, column_E).view(500, 500)
     assert torch.equal(products_NN, products_NN.T)
-    row_E, column_E = torch.randint(100, (70,)).sort().values, torch.randint(30, (70,))
+    source = torch.Generator().manual_seed(0)
+    row_E, column_E = (torch.randint(size, (70,), generator=source) for size in (100, 30))
+    row_E = row_E.sort().values
     part_E = pair_products(rows_ND[50:150], rows_ND[7:37], row_E, column_E)
     assert torch.equal(part_E, products_NN[row_E + 50, column_E + 7])
     torch.set_num_threads(3)
