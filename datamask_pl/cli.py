@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -24,7 +25,7 @@ COMMANDS = {
     "report": "one HTML file that shows what a mask is worth and what it keeps",
 }
 _GO_ON = {
-    "fit": "; --ckpt_path last goes on with it",
+    "fit": "; the same command goes on with it, where --run_name or --ckpt_path last names the run",
     "embed": "; with --model the same command goes on with it",
     "apply": "; the same command goes on with it",
     "export": "; the same command goes on with it",
@@ -73,7 +74,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except DatamaskError as error:
         _fail(str(error), is_said_by_all=error.is_on_all_ranks)
     except ArgumentError as error:
-        _fail(_one_line(str(error)) + _hint(command, arguments))
+        message = _one_line(str(error))
+        _fail(_in_config(message, arguments) + _hint(command, message))
     except UnicodeDecodeError as error:
         _fail(f"a file that should be text is not ({error}); a config is a YAML file.")
     except OSError as error:
@@ -124,7 +126,14 @@ def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
         return
     from jsonargparse import auto_cli
 
-    auto_cli(_function(command), args=arguments, as_positional=False, exit_on_error=False, prog=f"cli.py {command}")
+    auto_cli(
+        _function(command),
+        args=arguments,
+        as_positional=False,
+        exit_on_error=False,
+        allow_abbrev=False,
+        prog=f"python cli.py {command}",
+    )
 
 
 def _function(command: str) -> Callable[..., None]:
@@ -163,19 +172,30 @@ def _one_line(message: str) -> str:
     return line
 
 
+def _in_config(message: str, arguments: list[str]) -> str:
+    """The message with the names of the config files, where the parser has read one as a text without a name."""
+    if not message.startswith("Problems parsing config: "):
+        return message
+    names = [name for option, name in pairwise(arguments) if option in ("--config", "-c")]
+    names += [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
+    problem = message.removeprefix("Problems parsing config: ").replace(' in "<unicode string>",', " at")
+    return f"config {' or '.join(names) or 'file'} is no YAML: {problem}"
+
+
 def _kind(annotation: str) -> str:
-    """A type as users write it."""
+    """A type, such as `dict[str, float] | None`, as users write it."""
     text = re.sub(r"<class '([^']*)'>", r"\1", annotation).replace("NoneType", "null")
     text = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", text)
     text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
     text = text.replace("list[str]", "a list such as [one, two]")
+    text = text.replace("dict[str, float]", "a mapping of names to float such as {name: 1.0}")
     text = text.replace("list[WeightedObjective]", "a list of {objective: one of these, weight: number}")
     return re.sub(r"\bObjective\b", "the class path of an Objective of your own", text)
 
 
-def _hint(command: str, arguments: list[str]) -> str:
+def _hint(command: str, message: str) -> str:
     """What to do about a command line that does not parse."""
-    if sum(argument.endswith(".parquet") and not argument.startswith("-") for argument in arguments) > 1:
+    if re.match(r"unrecognized arguments: [^-]\S*\.parquet\b", message):
         return " (put a pattern in quotes, or the shell makes several arguments of it)"
     return f" (python cli.py {command} --help lists the options)"
 

@@ -19,7 +19,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not in its 
 # How long a rank may take to post after it broke a collective.
 PATIENCE_S = 5.0
 # How much later than rank 0 another may notice that a collective broke.
-NOTICE_S = 1.5
+NOTICE_S = 5.0
 _POSTED = "datamask-failure"
 
 
@@ -69,7 +69,7 @@ class FailureBoard:
             self._store.set(f"datamask-noticed-{self.rank}", "")
             self._store.set(f"datamask-leaving-{self.rank}", "")
             begun_s = time.monotonic()
-            while self.rank == 0 and (seconds := time.monotonic() - begun_s) < PATIENCE_S:
+            while self.rank == 0 and (seconds := time.monotonic() - begun_s) < NOTICE_S + PATIENCE_S:
                 gone = self._gone()
                 waiting = [rank for rank in self.group if rank not in gone and not self._is_set("leaving", rank)]
                 if not any(seconds < NOTICE_S or self._is_set("noticed", rank) for rank in waiting):

@@ -255,7 +255,7 @@ def run_fit(args: list[str] | None) -> FitCLI:
     warnings.filterwarnings("ignore", message=r"The number of training batches .* is smaller than the logging interval")
     # Whoever calls `main` with arguments has a command line of his own.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within Python")
-    parser_kwargs = {"default_env": True, "env_prefix": ENV_PREFIX, "exit_on_error": False}
+    parser_kwargs = {"default_env": True, "env_prefix": ENV_PREFIX, "exit_on_error": False, "allow_abbrev": False}
     return FitCLI(
         MaskLearner,
         FeatureDataModule,

@@ -26,7 +26,7 @@ class LaunchOptions:
         ranks_per_block: processes that solve one block together; by default those of a node. Must divide their number;
             the groups then take different blocks.
         timeout_s: seconds that a process waits for the others of its group before it gives up. More than one block's
-            reading and rounding take.
+            reading and rounding take. For all to start it waits 300 s at least.
 
     Raises:
         ConfigError: If a value is not allowed.

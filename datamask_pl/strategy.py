@@ -23,6 +23,9 @@ from datamask_pl.errors import LaunchError
 from datamask_pl.failures import FailureBoard
 from datamask_pl.functional.device import backend
 
+# How long, at least, the processes may take to start: one may import everything while another waits for its node.
+START_S = 300.0
+
 
 def group_size(world_size: int, ranks_of_node: int, ranks_per_block: int | None) -> int:
     """Ranks of a group.
@@ -54,7 +57,8 @@ class BlockGroupStrategy(DDPStrategy):
 
     Args:
         ranks_per_block: ranks of a group; by default those of a node. Must divide the number of processes.
-        timeout_s: seconds that a rank waits for the others of its group in one collective.
+        timeout_s: seconds that a rank waits for the others of its group in one collective; for all to start, at least
+            `START_S`.
         options: see Lightning's DDPStrategy.
 
     Attributes:
@@ -86,7 +90,8 @@ class BlockGroupStrategy(DDPStrategy):
         """Finds the other processes, and joins those of the group.
 
         Raises:
-            LaunchError: If ranks_per_block does not divide the number of processes, or the port is taken.
+            LaunchError: If ranks_per_block does not divide the number of processes, the port is taken, or not all
+                processes come.
         """
         environment = self.cluster_environment
         assert environment is not None
@@ -95,7 +100,9 @@ class BlockGroupStrategy(DDPStrategy):
         size = group_size(world_size, self.num_processes, self.ranks_per_block)
         group = rank // size
         self._process_group_backend = self._process_group_backend or backend(self.root_device)
-        store = _connect(environment.main_address, environment.main_port, rank, world_size, self._timeout)
+        patience = max(self._timeout or timedelta(0), timedelta(seconds=START_S))
+        store = _connect(environment.main_address, environment.main_port, rank, world_size, patience)
+        store.set_timeout(self._timeout or patience)
         dist.init_process_group(
             self._process_group_backend,
             store=PrefixStore(f"group-{group}", store),
@@ -116,11 +123,18 @@ class BlockGroupStrategy(DDPStrategy):
             self.lost = self.board.finish()
 
 
-def _connect(address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> Store:
-    """The store that all processes share; rank 0, or torchrun's agent, holds it."""
+def _connect(address: str, port: int, rank: int, world_size: int, patience: timedelta) -> Store:
+    """The store that all processes share, once they have come; rank 0, or torchrun's agent, holds it."""
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     try:
-        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout or timedelta(seconds=300)))
+        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
+        store.set(f"datamask-started-{rank}", "")
+        store.wait([f"datamask-started-{other}" for other in range(world_size)], patience)
+    except dist.DistStoreError as error:
+        raise LaunchError(
+            f"rank {rank} has waited {patience.total_seconds():g} s for all {world_size} processes to start, and some "
+            "have not come; look at what they printed, and start as many as trainer.devices x trainer.num_nodes."
+        ) from error
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "in use" in str(error):
             raise LaunchError(

@@ -15,6 +15,7 @@ from datamask_pl.data.types import BlockResult, BlockSource
 from datamask_pl.distributed import failing_together, gather_objects
 from datamask_pl.errors import ConfigError
 from datamask_pl.mask_file import Manifest, list_parts, read_part, write_part
+from datamask_pl.settings import differences
 from datamask_pl.storage import AnyPath, any_path
 
 # The manifest is written whole, which takes the longer the more blocks there are: seconds, beyond ten thousand.
@@ -69,8 +70,8 @@ class MaskExport(Checkpoint):
             begun = Manifest.read(self.folder)
             if begun is not None and begun.plan_hash != source.plan_hash:
                 raise ConfigError(
-                    f"{self.folder} holds the mask of other data (plan {begun.plan_hash[:12]}, here "
-                    f"{source.plan_hash[:12]}); give another --run_name or mask.output."
+                    f"{self.folder} holds the mask of other data: {self._other_data(begun)}. "
+                    "Give another --run_name or mask.output."
                 )
             for block in set(source.schedule).intersection(list_parts(self.folder)):
                 about = read_part(self.folder, block, plan_hash=source.plan_hash, settings=settings)
@@ -93,6 +94,12 @@ class MaskExport(Checkpoint):
         with failing_together():
             if trainer.is_global_zero and finished and not source.schedule and not is_listed:
                 self.manifest.write(self.folder)
+
+    def _other_data(self, begun: Manifest) -> str:
+        """What differs between the data of a mask that was begun and those of this run, in words."""
+        there, here = ((config or {}).get("data") or {} for config in (begun.config, self.config))
+        options = [f"data.{words}" for words in differences(there, here)] if there and here else []
+        return "; ".join(options) or "files were added, taken away or written anew, or options of data are others"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins the manifest, so that a folder that cannot be written to is noticed now. Collective."""

@@ -83,6 +83,11 @@ class MaskProgressBar(TQDMProgressBar):
         if source.next_block is not None:
             self.train_progress_bar.set_description(f"block {source.next_block + 1} of {source.num_blocks}")
 
+    def on_exception(self, *_: Any) -> None:  # noqa: ANN401
+        """Ends the line of the bar, so that what is said of the error begins one."""
+        if self._train_progress_bar is not None:
+            self._train_progress_bar.close()
+
 
 class RunSummary(Callback):
     """Prints, at the end, what the mask is worth beside a random one and the one of highest quality."""
@@ -121,7 +126,7 @@ class RunSummary(Callback):
         print(f"mask    {export.folder} ({parts})")
         if num_done < num_blocks:
             print(f"more    the same command with --run_name {shlex.quote(folder.name)} goes on")
-        print(f"watch   tensorboard --logdir {folder}")
+        print(f"watch   tensorboard --logdir {shlex.quote(str(folder))}")
         if num_done == num_blocks:
             print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
         if num_done == num_blocks and export.folder == folder / "mask":
@@ -163,7 +168,7 @@ def describe_run(manifest: Manifest) -> str:
     lines = [
         "",
         f"kept {run.num_selected:,} of {run.num_samples:,} samples in {_count(run.num_blocks, 'block')}, "
-        f"{run.seconds:.1f} s" + (f"; {run.num_dropped:,} bad rows left out" if run.num_dropped else ""),
+        f"{run.seconds:.1f} s" + (f"; {_count(run.num_dropped, 'bad row')} left out" if run.num_dropped else ""),
         _row(["", "f", *names]),
     ]
     for key, label in COMPARED.items():

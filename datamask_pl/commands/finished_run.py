@@ -130,7 +130,7 @@ def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[An
         DataFileError: If there is no mask.
     """
     if (run is None) == (mask is None):
-        raise ConfigError("give either run, the folder of a run, or mask, the folder of a mask.")
+        raise ConfigError("give either --run, the folder of a run, or --mask, the folder of a mask.")
     if run is not None:
         folder = local_path("run", run)
         found: AnyPath = folder / "mask"

@@ -267,7 +267,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str]]:
         ("samples", f"{summary.num_samples:,}"),
         ("kept", f"{summary.num_selected:,}"),
         ("share kept", f"{summary.num_selected / summary.num_samples:.2%}"),
-        ("blocks", f"{summary.num_blocks:,}"),
+        ("block" if summary.num_blocks == 1 else "blocks", f"{summary.num_blocks:,}"),
         ("seconds", f"{summary.seconds:,.1f}"),
     ]
     return tiles + ([("bad rows left out", f"{summary.num_dropped:,}")] if summary.num_dropped else [])

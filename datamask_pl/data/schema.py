@@ -34,10 +34,21 @@ class Columns:
     group_column: str | None = None
 
     @property
+    def by_option(self) -> list[tuple[str, str]]:
+        """Every column, with the option that names it."""
+        named = [
+            ("data.id_column", self.id_column),
+            *(("data.quality_columns", name) for name in self.quality_columns),
+            ("data.feature_column", self.feature_column),
+            ("data.cost_column", self.cost_column),
+            ("data.group_column", self.group_column),
+        ]
+        return [(option, name) for option, name in named if name is not None]
+
+    @property
     def names(self) -> list[str]:
         """Every column once."""
-        names = [self.id_column, *self.quality_columns, self.feature_column, self.cost_column, self.group_column]
-        return [name for name in dict.fromkeys(names) if name is not None]
+        return list(dict.fromkeys(name for _, name in self.by_option))
 
 
 @dataclass(frozen=True)
@@ -148,15 +159,17 @@ def _read_footer(location: Location, columns: Columns) -> _Footer:
                 f"{metadata.num_rows}; write or copy it again."
             )
         schema = parquet.schema_arrow
-        for name in columns.names:
-            _check_is_there_once(location.name, name, schema.names)
+        for option, name in columns.by_option:
+            _check_is_there_once(location.name, name, schema.names, option)
         types = {name: schema.field(name).type for name in columns.names}
         return _Footer(DataFile(location, location.size(), rows), types)
 
 
-def _check_is_there_once(file_name: str, column: str, there: list[str]) -> None:
+def _check_is_there_once(file_name: str, column: str, there: list[str], option: str) -> None:
     if column not in there:
-        raise SchemaError(f"{file_name} has no column {column!r}; its columns are: {', '.join(there)}.")
+        raise SchemaError(
+            f"{file_name} has no column {column!r}; its columns are: {', '.join(there)}. {option} names it."
+        )
     if there.count(column) > 1:
         raise SchemaError(f"{file_name} has {there.count(column)} columns named {column!r}; rename all but one.")
 

@@ -309,8 +309,13 @@ class TestMaskFolder:
     def test_one_that_holds_the_mask_of_other_data(self, refused, data, capsys):
         fit(*data, "--mask.output", "mask")
         capsys.readouterr()
-        needed = ("mask holds the mask of other data", "give another --run_name or mask.output")
+        needed = (
+            "mask holds the mask of other data: data.block_size is 20 there and 30 here. Give another --run_name",
+        )
         refused(*needed, args=(*data, "--mask.output", "mask", "--data.block_size", "30"))
+        write_shards("shards", [60, 31])
+        needed = ("mask holds the mask of other data: files were added, taken away or written anew",)
+        refused(*needed, args=(*data, "--mask.output", "mask"))
 
     def test_one_that_was_made_with_other_options(self, refused, data, capsys):
         fit(*data, "--mask.output", "mask")
@@ -363,11 +368,13 @@ class TestProcess:
                 assert time.monotonic() < deadline_s
                 time.sleep(0.005)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=300)
+            out, err = process.communicate(timeout=300)
         finally:
             process.kill()
         assert process.returncode == 130
-        assert err == "interrupted; --ckpt_path last goes on with it\n"
+        resume = "the same command goes on with it, where --run_name or --ckpt_path last names the run"
+        assert err == f"interrupted; {resume}\n"
+        assert out.endswith("\n")  # of the bar: what follows on a terminal begins a line
         for checkpoint in folder.iterdir():
             assert torch.load(checkpoint, weights_only=True)["datamask_pl"]["version"] == 1
         assert len(parts(run_folder())) < 3

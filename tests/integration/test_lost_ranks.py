@@ -15,9 +15,8 @@ from forked_ranks import Ranks
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 5
-# Lightning starts the second process when the first has imported everything: it waits for that, too.
-LAUNCHER_TIMEOUT_S = 10
+TIMEOUT_S = 5  # of a rank that does not answer; one that ended is noticed at once
+LONG_S = 600
 ARGS = (
     "--data.path", "shards", "--data.block_size", "40", "--model.select_ratio", "0.2", "--run_name", "mine",
     "--model.estimator", "leave_one_out", "--model.num_rollouts", "4", "--model.num_steps", "40",
@@ -62,16 +61,13 @@ def processes_in(folder):
 @pytest.mark.parametrize("how", REASONS)
 def test_the_launcher_ends_with_an_error_that_names_the_rank_and_leaves_no_process(tmp_path, launcher, how):
     write_shards(tmp_path / "shards", [80])
-    options = (*ARGS, *DDP, *misbehaving(tmp_path, how), "--launch.timeout_s", str(LAUNCHER_TIMEOUT_S))
-    started_s = time.monotonic()
+    timeout_s = TIMEOUT_S if how == "hang" else LONG_S
+    options = (*ARGS, *DDP, *misbehaving(tmp_path, how), "--launch.timeout_s", str(timeout_s))
     code, _, err = run(*options, folder=tmp_path, launcher=LAUNCHERS[launcher], timeout_s=300)
     assert code != 0
-    assert REASONS[how].format(timeout_s=LAUNCHER_TIMEOUT_S) in err or (
+    assert REASONS[how].format(timeout_s=timeout_s) in err or (
         how == "raise" and "RuntimeError: the proxy model's GPU is gone" in err
     ), err
-    # torchrun gives a process that does not end by itself half a minute
-    grace_s = 30 if (how, launcher) == ("hang", "torchrun") else 0
-    assert time.monotonic() - started_s < 30 + 2 * LAUNCHER_TIMEOUT_S + grace_s
     # torchrun's own look at its workers, and Lightning's at its children, take a moment
     deadline = time.monotonic() + 60
     while (left := processes_in(tmp_path)) and time.monotonic() < deadline:
@@ -86,18 +82,18 @@ class TestRanks:
     @pytest.mark.parametrize("how", REASONS)
     def test_all_others_name_the_rank_that_failed(self, workplace, how, num_ranks):
         write_shards("shards", [80])
-        ranks = Ranks(num_ranks, *ARGS, *misbehaving(workplace, how), folder=workplace)
+        timeout_s = TIMEOUT_S if how == "hang" else LONG_S
+        options = (*ARGS, *misbehaving(workplace, how), "--launch.timeout_s", str(timeout_s))
+        ranks = Ranks(num_ranks, *options, folder=workplace)
         ranks.wait_for(" on cpu")
         begun_s = time.monotonic()
         others = [rank for rank in range(num_ranks) if rank != 1]
         for rank in others:
-            ranks.processes[rank].join(2 * TIMEOUT_S + 10)
-        seconds = time.monotonic() - begun_s
+            ranks.processes[rank].join(LONG_S / 5)
+            assert not ranks.processes[rank].is_alive(), ranks.output()
         if how == "hang":
-            assert TIMEOUT_S - 1 < seconds < TIMEOUT_S + 10, ranks.output()
+            assert time.monotonic() - begun_s > TIMEOUT_S - 1, ranks.output()
             ranks.signal(signal.SIGKILL, 1)
-        else:
-            assert seconds < TIMEOUT_S
         codes = ranks.end(timeout_s=120)
         assert codes[1] == {"raise": 1, "die": -9, "hang": -9}[how]
         for rank in others:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
+from datamask_pl import strategy
 from datamask_pl.errors import ConfigError, LaunchError
 from datamask_pl.launch import LaunchOptions, check_launch, is_broken_collective, register_strategy, slurm_plugins
 from datamask_pl.strategy import BlockGroupStrategy, _connect, group_size
@@ -159,6 +160,33 @@ class TestConnect:
             port = sock.getsockname()[1]
         with pytest.raises(LaunchError, match=f"rank 1 cannot reach rank 0 at 127.0.0.1:{port}; check MASTER_ADDR"):
             _connect("127.0.0.1", port, 1, 2, timedelta(seconds=1))
+
+    @pytest.mark.parametrize("launcher", ["env", "torchrun"])
+    def test_a_rank_that_does_not_come_is_explained(self, environment, launcher):
+        agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        if launcher == "torchrun":  # whose agent holds the store
+            port = agent.port
+            environment(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+        with pytest.raises(LaunchError, match=r"rank 0 has waited 1 s for all 2 processes to start, and some have not"):
+            _connect("127.0.0.1", port, 0, 2, timedelta(seconds=1))
+
+    def test_to_start_takes_longer_than_to_answer(self, environment, monkeypatch):
+        environment(MASTER_PORT="29999")
+        waited = []
+
+        def connect(*args):
+            waited.append(args[-1])
+            raise LaunchError("nobody else is there")
+
+        monkeypatch.setattr(strategy, "_connect", connect)
+        for timeout_s in (5.0, 900.0):
+            ours = make_trainer(devices=2, strategy=BlockGroupStrategy(timeout_s=timeout_s)).strategy
+            with pytest.raises(LaunchError, match="nobody else"):
+                ours.setup_distributed()
+        assert waited == [timedelta(seconds=300), timedelta(seconds=900)]
 
     def test_nor_one_whose_name_is_not_known(self):
         with pytest.raises(LaunchError, match=r"rank 1 cannot reach rank 0 at no-such-host\.invalid:29999"):

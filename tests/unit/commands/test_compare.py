@@ -244,8 +244,8 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            ((), "give either run, the folder of a run, or mask"),
-            (("--run", "RUN", "--mask", "RUN/mask"), "give either run, the folder of a run, or mask"),
+            ((), "give either --run, the folder of a run, or --mask"),
+            (("--run", "RUN", "--mask", "RUN/mask"), "give either --run, the folder of a run, or --mask"),
             (("--run", "nowhere"), "nowhere has no mask (nowhere/mask/_manifest.json does not exist); give the folder"),
             (("--run", "."), ". has no mask (mask/_manifest.json does not exist); if mask.output was set"),
             (("--run", "RUN/mask"), "it is a mask folder itself: --mask runs/datamask/version_0/mask"),

@@ -110,7 +110,10 @@ def test_a_broken_file_is_named_with_its_fault(tmp_path, content, fault):
 
 def test_a_missing_column_lists_the_columns_that_there_are(tmp_path):
     name = write(tmp_path / "a.parquet", make_table(1, quality_score=None, score=pa.array([1.0])))
-    with pytest.raises(SchemaError, match=r"no column 'quality_score'; its columns are: chunk_id, feature_arr, score"):
+    with pytest.raises(
+        SchemaError,
+        match=r"no column 'quality_score'; its columns are: chunk_id, feature_arr, score\. data\.quality_col",
+    ):
         read_dataset(name, columns)
 
 
