@@ -87,9 +87,7 @@ class _Round:
 
     @classmethod
     def of(cls, mask_N: Tensor, constraint: Constraint, gain_N: Tensor) -> _Round:
-        cost_N = constraint.holdings.cost_N
-        per_cost_N = gain_N if cost_N is None else gain_N / cost_N
-        return cls(mask_N, constraint, per_cost_N, worth_beyond_cost(gain_N, constraint))
+        return cls(mask_N, constraint, _per_cost(gain_N, constraint), worth_beyond_cost(gain_N, constraint))
 
     def completed(self, trials_RN: Tensor) -> Tensor:
         """The trials, with costs also what still fits, the best first: a budget is there to be spent."""
@@ -107,7 +105,7 @@ def worth_beyond_cost(gain_N: Tensor, constraint: Constraint) -> Tensor:
         constraint: which masks are allowed.
     """
     cost_N = constraint.holdings.cost_N
-    per_cost_N = gain_N if cost_N is None else gain_N / cost_N
+    per_cost_N = _per_cost(gain_N, constraint)
     order_F = constraint.by_score(per_cost_N)
     group_F, cost_F = constraint.group_F[order_F], constraint.cost_F[order_F]
     starts_G = constraint.length_G.cumsum(0) - constraint.length_G
@@ -120,6 +118,10 @@ def worth_beyond_cost(gain_N: Tensor, constraint: Constraint) -> Tensor:
     price_G[is_there_G] = per_cost_N[constraint.rows_F[order_F[margin_G[is_there_G]]]]
     price_N = price_G[constraint.holdings.group_N]
     return gain_N - (price_N if cost_N is None else price_N * cost_N)
+
+
+def _per_cost(gain_N: Tensor, constraint: Constraint) -> Tensor:
+    return gain_N if constraint.holdings.cost_N is None else gain_N / constraint.holdings.cost_N
 
 
 def match(added: Tensor, removed: Tensor, constraint: Constraint, *, worth_N: Tensor, room_G: Tensor) -> Tensor:

@@ -1,10 +1,8 @@
-import gc
 import inspect
 import multiprocessing
 import re
 import threading
 import time
-import weakref
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -14,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from block_watch import watch_blocks
 from jsonargparse import ArgumentParser
 
 from datamask_pl.data.loader import BlockQueue, draw_rows
-from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.scaling import ConstantQualityWarning
 from datamask_pl.datamodule import FeatureDataModule, _check_same_plan
 from datamask_pl.distributed import Place
@@ -446,17 +444,7 @@ def test_where_blocks_are_not_read_ahead_one_is_read_when_it_is_asked_for():
 
 def test_no_more_than_two_blocks_are_in_memory(tmp_path, monkeypatch):
     """apricot #28, data-juicer #482: memory that stays bounded."""
-    blocks, num_alive = [], []
-    read = BlockReader.read
-
-    def spy(self, plan, index):
-        gc.collect()
-        num_alive.append(sum(reference() is not None for reference in blocks))
-        block, bad_rows = read(self, plan, index)
-        blocks.append(weakref.ref(block))
-        return block, bad_rows
-
-    monkeypatch.setattr(BlockReader, "read", spy)
+    _, num_alive = watch_blocks(monkeypatch)
     fit(make_data(write_shards(tmp_path, [30]), block_size=5))
     assert len(num_alive) == 6
     assert max(num_alive) <= 1, "the block that is read is the second"

@@ -1,15 +1,13 @@
 """How many blocks are in memory while a mask is learned."""
 
-import gc
 import time
-import weakref
 
 import pytest
+from block_watch import watch_blocks
 from fits import write_shards
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from datamask_pl.data.reader import BlockReader
 from datamask_pl.datamodule import FeatureDataModule
 from datamask_pl.joint_objective import WeightedObjective
 from datamask_pl.module import MaskLearner
@@ -46,17 +44,7 @@ class Reading(Callback):
 )
 def test_the_next_block_is_read_meanwhile_unless_lists_are_held_beside_it(workplace, monkeypatch, diversity, is_ahead):
     """apricot #28: memory that stays bounded."""
-    blocks, num_alive = [], []
-    read = BlockReader.read
-
-    def spy(self, plan, index):
-        gc.collect()
-        num_alive.append(sum(reference() is not None for reference in blocks))
-        block, bad_rows = read(self, plan, index)
-        blocks.append(weakref.ref(block))
-        return block, bad_rows
-
-    monkeypatch.setattr(BlockReader, "read", spy)
+    blocks, num_alive = watch_blocks(monkeypatch)
     reading = Reading(blocks, is_ahead=is_ahead)
     Trainer(
         accelerator="cpu", logger=False, callbacks=[reading], max_epochs=-1, enable_checkpointing=False,
