@@ -164,20 +164,28 @@ def test_class_paths_in_a_mask_are_not_imported(workplace, evil):
     write_filtered()
 
 
-def test_class_paths_in_a_run_that_is_continued_are_not_imported(workplace, evil):
+@pytest.mark.parametrize("named_by", ["--run_name", "folder", "file"])
+def test_class_paths_in_a_run_that_is_continued_are_not_imported(workplace, evil, named_by):
     args = ("--data.path", write_shards("shards", [80]), "--data.block_size", "40", "--model.num_steps", "3")
     fit(*args, "--run_name", "mine", "--trainer.max_steps", "4")
     run = run_folder().with_name("mine")
+    newest = max((run / "checkpoints").iterdir())
+    go_on = {
+        "--run_name": ("--run_name", "mine"),
+        "folder": ("--ckpt_path", str(run)),
+        "file": ("--ckpt_path", str(newest)),
+    }[named_by]
     content = json.loads((run / "mask/_manifest.json").read_text())
     content["config"]["model"]["diversity"] = {"class_path": evil}
     (run / "mask/_manifest.json").write_text(json.dumps(content))
     (run / "config.yaml").write_text(f"model: {{diversity: {{class_path: {evil}}}}}\n")
     for path in (run / "checkpoints").iterdir():
         checkpoint = torch.load(path, weights_only=True)
-        checkpoint["hyper_parameters"] = {"class_path": evil, "_instantiator": evil}
+        # what LightningCLI makes options of the model of, where it is given a checkpoint
+        checkpoint["hyper_parameters"] = {"_class_path": evil, "diversity": {"class_path": evil}, "_instantiator": evil}
         checkpoint["hparams_name"], checkpoint["callbacks"] = evil, {evil: {}}
         path.write_bytes(b"".join(encode(checkpoint)))
-    fit(*args, "--run_name", "mine")
+    fit(*args, *go_on)
     assert len(list((run / "mask").glob("part-*"))) == 2
 
 
