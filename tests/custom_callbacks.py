@@ -74,3 +74,22 @@ class Sleeps(Callback):
 
     def on_train_batch_end(self, *_) -> None:
         time.sleep(self.seconds)
+
+
+class AltersALogit(Callback):
+    """Moves the first logit on rank 1 alone, as a fault of its hardware would.
+
+    Args:
+        after: steps of the run after which it does.
+    """
+
+    def __init__(self, *, after: int) -> None:
+        self.after = after
+
+    @staticmethod
+    def config(*, after: int) -> str:
+        return json.dumps({"class_path": "custom_callbacks.AltersALogit", "init_args": {"after": after}})
+
+    def on_train_batch_start(self, trainer, pl_module, *_) -> None:
+        if trainer.global_step == self.after and trainer.global_rank == 1:
+            pl_module.policy.logits.data[0] += 0.01
