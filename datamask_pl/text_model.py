@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, DataFileError
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
@@ -45,6 +45,7 @@ class TextModel:
     Raises:
         ConfigError: If the packages or the model are missing, its weights are no safetensors, it needs code of its
             own, or an option cannot be honoured.
+        DataFileError: If a file of the model cannot be read.
 
     Attributes:
         num_dimensions: D.
@@ -143,13 +144,20 @@ def find_model(name: str) -> Path:
 
 
 def hash_model(folder: Path) -> str:
-    """SHA-256 over names and contents of the files that make a model's vectors."""
+    """SHA-256 over names and contents of the files that make a model's vectors.
+
+    Raises:
+        DataFileError: If one of them cannot be read.
+    """
     digest = hashlib.sha256()
     for path in _data_files(folder):
         digest.update(path.relative_to(folder).as_posix().encode())
-        with path.open("rb") as file:
-            while chunk := file.read(_HASH_BYTES):
-                digest.update(chunk)
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_HASH_BYTES):
+                    digest.update(chunk)
+        except OSError as error:
+            raise DataFileError(f"{path} cannot be read: {error.strerror or error}; copy the model again.") from error
     return digest.hexdigest()
 
 

@@ -134,11 +134,14 @@ class BadFile(io.RawIOBase):
 
 @contextmanager
 def read_fault(name, bad="all"):
-    """Makes the reading of files whose name matches fail, through whichever library they are read."""
+    """Makes the reading of files fail whose name, or folder and name, matches, through whichever library it is done."""
     opened = builtins.open
 
     def is_meant(path):
-        return isinstance(path, (str, bytes, os.PathLike)) and fnmatch(os.path.basename(os.fsdecode(path)), name)
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        parts = Path(os.fsdecode(path)).parts
+        return fnmatch("/".join(parts[-1 - name.count("/") :]), name)
 
     def open_bad(path, mode="r", *args, **kwargs):
         if not is_meant(path) or set(mode) & set("wxa+"):

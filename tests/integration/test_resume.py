@@ -15,7 +15,7 @@ import pytest
 from fits import QUIET, assert_same_mask, files_below, fit, manifest, parts, run_folder, start, write_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from datamask_pl.checkpoint_io import AtomicCheckpointIO
+from datamask_pl.checkpoint_io import STATE_KEY, AtomicCheckpointIO, list_checkpoints, parse_name, read_checkpoint
 from datamask_pl.cli import main
 
 ROLLOUTS = ("--model.num_rollouts", "4", "--model.num_steps", "5")
@@ -136,6 +136,25 @@ class TestStoppingWithinABlock:
         assert len(parts(run_folder(version=1))) == 1
         fit(*args, "--ckpt_path", "last")
         assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
+
+    @pytest.mark.parametrize("stopped_by", ["max_steps", "a callback", "nothing"])
+    def test_the_last_step_is_saved_though_the_interval_is_longer(self, blocks, stopped_by):
+        """lightning #11979: the mask, too, is of the step that the checkpoint is of."""
+        callback = {"class_path": "custom_callbacks.StopsAfter", "init_args": {"num_steps": 4}}
+        stop = {
+            "max_steps": ("--trainer.max_steps", "4"),
+            "a callback": ("--trainer.callbacks+", json.dumps(callback)),
+            "nothing": (),
+        }[stopped_by]
+        fit(*blocks, "--model.num_steps", "9", "--checkpoint.every_n_steps", "100", "--checkpoint.keep", "9", *stop)
+        found = list_checkpoints(run_folder() / "checkpoints")
+        expected = [(0, 9), (1, 9), (2, 9)] if stopped_by == "nothing" else [(0, 4)]
+        assert [parse_name(path) for path in found] == expected
+        assert [read_checkpoint(path)[STATE_KEY]["block"]["num_steps"] for path in found] == [
+            step for _, step in expected
+        ]
+        done = manifest(run_folder())["blocks"]
+        assert [block["num_steps"] for block in done.values()] == [9] * (3 * (stopped_by == "nothing"))
 
 
 class TestResuming:

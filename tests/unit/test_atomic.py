@@ -36,6 +36,21 @@ def test_the_target_appears_only_at_the_end_and_folders_are_made(tmp_path):
     assert _names(target.parent) == ["mask.parquet"]
 
 
+def test_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_goes_on(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        done.append("folder" if path == tmp_path else f"{path.stat().st_size} bytes")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("name") or replace(*paths))
+    with atomic_path(tmp_path / "mask") as temporary:
+        temporary.write_bytes(b"new")
+    assert done == ["3 bytes", "name", "folder"]
+
+
 def test_the_file_has_the_mode_that_open_would_give(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     with atomic_path(tmp_path / "atomic") as temporary:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from faults import read_fault
 from shards import COLUMNS, make_table, write
@@ -23,12 +24,14 @@ from writers import (
 )
 
 from datamask_pl.checkpoint_io import newest_whole_checkpoint, read_checkpoint
+from datamask_pl.commands.report import report
 from datamask_pl.commands.sample import read_docstrings
 from datamask_pl.data.blocks import plan_blocks
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.errors import CheckpointError, DataFileError, DatamaskError
 from datamask_pl.mask_file import Manifest, read_part
+from datamask_pl.text_model import hash_model
 
 REASON = "Input/output error"
 
@@ -44,9 +47,19 @@ def read_shard():
     return reader.read(plan[0], 0)
 
 
+def prepare_lengths():
+    prepare_run()
+    write(Path("lengths.parquet"), pa.table({"chunk_id": range(600), "length": range(600)}), use_dictionary=False)
+
+
+def write_report_of_lengths():
+    report("run", length_column="length", metadata="lengths.parquet")
+
+
 READS = {
     "a shard's footer": (prepare_shard, read_shard, "shard.parquet", "footer"),
     "a shard's rows": (prepare_shard, read_shard, "shard.parquet", "data"),
+    "the footer of texts to embed": (prepare_texts, write_features, "texts.parquet", "footer"),
     "texts to embed": (prepare_texts, write_features, "texts.parquet", "data"),
     "a source's footer": (prepare_mask, write_filtered, "b.parquet", "footer"),
     "a source's rows": (prepare_mask, write_filtered, "b.parquet", "data"),
@@ -54,11 +67,13 @@ READS = {
     "the footer of a mask's part": (prepare_mask, write_filtered, "part-00000.parquet", "footer"),
     "the rows of a mask's part": (prepare_mask, write_filtered, "part-00000.parquet", "data"),
     "a checkpoint": (write_checkpoint, lambda: read_checkpoint(next(Path("checkpoints").iterdir())), "*.ckpt", "all"),
+    "the footer of texts that a model embeds": (prepare_text_files, write_vectors, "0.parquet", "footer"),
     "texts that a model embeds": (prepare_text_files, write_vectors, "0.parquet", "data"),
     "the footer of a source of costs": (prepare_run, write_export, "costs.parquet", "footer"),
     "costs": (prepare_run, write_export, "costs.parquet", "data"),
     "ids to keep": (prepare_run, write_export, "kept.parquet", "all"),
     "ids to leave out": (prepare_run, write_export, "dropped.txt", "all"),
+    "lengths that a report shows": (prepare_lengths, write_report_of_lengths, "lengths.parquet", "data"),
     "the comparison that a report shows": (prepare_compared_run, write_report, "comparison.json", "all"),
     "the events that a report shows": (prepare_run, write_report, "events.out.tfevents.*", "all"),
 }
@@ -120,6 +135,25 @@ def test_a_manifest_that_cannot_be_read_is_not_taken_for_none(workplace):
     prepare_mask()
     with read_fault("_manifest.json"), pytest.raises(DataFileError, match=REASON):
         Manifest.read(Path("mask"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_of_a_model_that_cannot_be_read_is_named(workplace, name):
+    for path in ("model/model.safetensors", "model/config.json", "model/tokenizer.json"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_bytes(b"some bytes")
+    with read_fault(name), pytest.raises(DataFileError, match=rf"model/{name} cannot be read: {REASON}"):
+        hash_model(Path("model"))
+    assert hash_model(Path("model"))
+
+
+def test_features_of_a_model_that_are_there_and_cannot_be_read_are_named_and_not_made_anew(workplace):
+    prepare_text_files()
+    write_vectors()
+    before = Path("vectors/0.parquet").read_bytes()
+    with read_fault("vectors/0.parquet"), pytest.raises(DataFileError, match=rf"vectors/0\.parquet .*: {REASON}"):
+        write_vectors()
+    assert Path("vectors/0.parquet").read_bytes() == before
 
 
 def test_a_python_source_that_cannot_be_read_is_named(workplace):
