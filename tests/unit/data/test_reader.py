@@ -100,6 +100,19 @@ def test_every_id_is_read_once_with_its_own_features(tmp_path_factory, shapes, b
     assert [first_ids[file] + row for file, row in where] == ids
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 3, 7])
+def test_rows_keep_their_numbers_however_few_are_read_at_a_time(tmp_path, monkeypatch, chunk_rows):
+    monkeypatch.setattr("datamask_pl.data.reader._MAX_CHUNK_ROWS", chunk_rows)
+    table = make_table(40)
+    write(tmp_path / "a.parquet", table.slice(0, 23), row_group_size=11)
+    write(tmp_path / "b.parquet", table.slice(23))
+    blocks = [block for block, _ in read_all(tmp_path, block_size=14)]
+    ids = [sample_id for block in blocks for sample_id in block.ids.to_pylist()]
+    assert ids == list(range(40))
+    assert [row for block in blocks for row in block.source_row_N.tolist()] == [*range(23), *range(17)]
+    assert [row for block in blocks for row in block.features_ND.tolist()] == table["feature_arr"].to_pylist()
+
+
 @pytest.mark.parametrize("feature_type", [LIST, FIXED, pa.large_list(pa.float32())])
 def test_a_slice_of_a_list_array_gives_its_own_rows(feature_type):
     """arrow #37733, #41672: `.values` ignores the offset, so features go to the wrong rows."""

@@ -32,6 +32,12 @@ def test_a_float_product_just_below_a_whole_number_is_that_number(ratio, num_sam
             budget(ratio, num_samples)
 
 
+@pytest.mark.parametrize(("ratio", "num_samples", "expected"), [(0.145, 100, 15), (0.285, 100, 29)])
+def test_a_half_whose_binary_number_is_just_below_it_is_rounded_up(ratio, num_samples, expected):
+    assert Decimal(ratio) * num_samples < expected - Decimal("0.5") == Decimal(repr(ratio)) * num_samples
+    assert budget(ratio, num_samples) == expected
+
+
 @given(ratio=DECIMAL_RATIOS, num_samples=NUM_SAMPLES)
 def test_budget_is_decimal_half_up(ratio, num_samples):
     """group-mates: a small group's int(ratio * len) is 0. There is one rounding, and 0 is an error."""
