@@ -116,6 +116,8 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
 
 def _read_parquet(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
     with open_parquet(location) as parquet:
+        if not parquet.metadata.num_rows:
+            return pa.array([], expected)
         there = parquet.schema_arrow
         if there.names.count(id_column) != 1:
             raise SchemaError(
