@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from datamask_pl.data.files import Location, expand, open_parquet
-from datamask_pl.errors import DataFileError, SchemaError
+from datamask_pl.errors import ConfigError, DataFileError, SchemaError
 
 _NUM_FOOTER_THREADS = 16
 
@@ -25,6 +26,9 @@ class Columns:
         feature_column: name of the column of vectors.
         cost_column: name of the column of costs, if a budget is of costs.
         group_column: name of the column of groups, if they are told apart.
+
+    Raises:
+        ConfigError: If there is no quality column, or a weight is not finite.
     """
 
     id_column: str
@@ -32,6 +36,13 @@ class Columns:
     feature_column: str
     cost_column: str | None = None
     group_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.quality_columns:
+            raise ConfigError("data.quality_columns must name at least one column, got {}.")
+        for name, weight in self.quality_columns.items():
+            if not math.isfinite(weight):
+                raise ConfigError(f"data.quality_columns: the weight of {name!r} must be finite, got {weight}.")
 
     @property
     def by_option(self) -> list[tuple[str, str]]:
