@@ -144,7 +144,7 @@ def describe_legend(near_duplicate: float) -> str:
     """What the columns of the table mean."""
     return (
         "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard, with the "
-        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g}\n"
+        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g};\n"
         "seconds: each method was called for a few samples first; what a first call loads and compiles is left out"
     )
 
