@@ -164,7 +164,9 @@ def draw_heat_map(share_J10: Tensor, count_J10: Tensor) -> Figure:
     axes.set_yticks(range(num_clusters), [f"{size:,}" for size in count.sum(axis=1)])
     axes.set(xlabel="quality, percentile of the block (right is best)", ylabel="cluster, by its number of samples")
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02)
+    # an arrow where cells of few samples are above the scale
+    extend = "max" if np.nanmax(share) > image.norm.vmax else "neither"
+    bar = figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02, extend=extend)
     bar.set_label("share kept")
     return figure
 

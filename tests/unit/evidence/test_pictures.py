@@ -68,3 +68,12 @@ def test_a_picture_for_tensorboard_is_not_blank(name):
 
 def test_pictures_are_the_same_twice():
     assert figures.to_svg(DRAWS["map"], label="x") == figures.to_svg(DRAWS["map"], label="x")
+
+
+@pytest.mark.parametrize(("count", "extend"), [(1, "max"), (500, "neither")])
+def test_a_heat_map_whose_scale_ends_below_a_cell_of_few_samples_shows_it(count, extend):
+    share_J10, count_J10 = torch.full((1, 10), 0.2), torch.full((1, 10), 500.0)
+    share_J10[0, 9], count_J10[0, 9] = 1.0, count
+    image = figures.draw_heat_map(share_J10, count_J10).axes[0].images[0]
+    assert image.norm.vmax == pytest.approx(0.2 if count == 1 else 1.0)
+    assert image.colorbar.extend == extend
