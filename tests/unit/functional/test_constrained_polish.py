@@ -1,40 +1,30 @@
 import constraints
+import exchanges
 import numpy as np
 import oracles
 import problems
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from datamask_pl.functional import constrained_polish, rounding
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constrained_polish import polish_within
 from datamask_pl.functional.constraint import Constraint, Holdings
-from datamask_pl.joint_objective import JointObjective
-
-SCALES = torch.ones(2, dtype=torch.float64)
 
 
-class Solver:
-    """A block under a constraint, with what `polish_within` needs."""
+class Solver(exchanges.Solver):
+    """A random block under a constraint."""
 
     def __init__(self, constraint, kind, *, seed=0, quality_weight=0.3):
         num_samples = constraint.num_samples
-        self.features_ND, self.quality_N = (
-            problems.unit_rows(num_samples, 3, seed),
-            problems.qualities(num_samples, seed),
-        )
-        self.kind, self.quality_weight = kind, quality_weight
-        self.constraint = constraint
-        self.ground = problems.ground_set(
-            self.features_ND, constraint.typical_size, quality_N=self.quality_N, constraint=constraint
-        )
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=problems.DIVERSITIES[kind])
-
-    def values(self, masks_RN):
-        return self.objective.combine(self.objective.term_values(masks_RN, self.ground), SCALES)
-
-    def gains(self, mask_N):
-        return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
+        self.features_ND = problems.unit_rows(num_samples, 3, seed)
+        self.quality_N = problems.qualities(num_samples, seed)
+        self.kind, self.quality_weight, self.constraint = kind, quality_weight, constraint
+        super().__init__(
+            self.features_ND, constraint.typical_size, kind=kind, quality_weight=quality_weight,
+            quality_N=self.quality_N, constraint=constraint,
+        )  # fmt: skip
 
     def oracle(self, mask_N):
         value = oracles.objective(
@@ -245,13 +235,28 @@ def test_a_match_uses_what_is_left_of_the_budget_to_the_last_and_promises_someth
     assert match([3.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0], 1.0) == []
 
 
-def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one():
-    mask_N = torch.arange(12) >= 6
-    pairs_P2 = torch.stack([torch.arange(5), torch.arange(6, 11)], dim=1)
-    changed_RN = constrained_polish._joint(mask_N, pairs_P2) != mask_N
-    expected = [sorted([*range(count), *range(6, 6 + count)]) for count in (5, 2, 1)]
-    assert [changed_N.nonzero().squeeze(1).tolist() for changed_N in changed_RN] == expected
-    assert constrained_polish._joint(mask_N, pairs_P2[:0]).shape == (0, 12)
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_what_is_worth_less_than_its_cost_goes_all_of_it_then_the_worse_half_and_at_last_one(kind):
+    """What is worth exactly its cost, as the sample at the margin is, stays, and what is worth more as well."""
+    for seed in range(5):
+        constraint = constraints.make(kind, 30, seed=seed)
+        rng = np.random.default_rng(seed)
+        mask_N, gain_N = (
+            constraint.fill(torch.tensor(rng.normal(size=30))),
+            torch.tensor(rng.integers(-4, 5, size=30) / 8),
+        )
+        now = constrained_polish._Round.of(mask_N, constraint, gain_N)
+        worth = now.worth_N.tolist()
+        free = [row for row in range(30) if mask_N[row] and int(constraint.holdings.fate_N[row]) == 0]
+        goes = sorted((row for row in free if worth[row] < 0), key=lambda row: worth[row])
+        assert 0 < len(goes) < len(free)
+        expected, count = [], len(goes)
+        while count:
+            expected.append(sorted(goes[:count]))
+            count //= 2
+        trials_RN = constrained_polish._moved(now)
+        assert [(mask_N & ~trial_N).nonzero().squeeze(1).tolist() for trial_N in trials_RN] == expected
+        assert not (trials_RN & ~mask_N).any()
 
 
 @pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
@@ -322,18 +327,79 @@ def test_any_proxy_of_the_gains_is_safe(monkeypatch):
         assert value >= solver.oracle(start_N.numpy()) - 1e-12
 
 
-def test_matched_pairs_may_be_exchanged_from_the_first_on_as_many_as_one_likes():
-    constraint = constraints.make("groups and costs", 40, seed=2)
-    rng = np.random.default_rng(0)
-    mask_N = constraint.fill(torch.tensor(rng.normal(size=40)))
-    gain_N = torch.tensor(rng.normal(size=40))
-    added = (~mask_N).nonzero().squeeze(1)
-    pairs = constrained_polish.match(
-        added[gain_N[added].argsort(descending=True)], mask_N.nonzero().squeeze(1), constraint,
-        worth_N=gain_N, room_G=constraint.room_left(mask_N),
-    )  # fmt: skip
-    assert len(pairs) > 3
-    for one, other in pairs.tolist():
-        assert gain_N[one] > gain_N[other]
-        mask_N[one], mask_N[other] = True, False
+@pytest.mark.parametrize("kind", ["groups", "costs", "groups and costs"])
+def test_matched_pairs_are_those_of_plain_loops_and_may_be_exchanged_from_the_first_on_as_many_as_one_likes(kind):
+    for seed in range(5):
+        constraint = constraints.make(kind, 40, seed=seed)
+        group, cost = (array.tolist() for array in constrained_polish.groups_and_costs(torch.arange(40), constraint))
+        rng = np.random.default_rng(seed)
+        mask_N = constraint.fill(torch.tensor(rng.normal(size=40)))
+        worth_N = torch.tensor(rng.normal(size=40))
+        added = (~mask_N).nonzero().squeeze(1)
+        added = added[worth_N[added].argsort(descending=True)]
+        removed, room_G = mask_N.nonzero().squeeze(1), constraint.room_left(mask_N)
+        pairs = constrained_polish.match(added, removed, constraint, worth_N=worth_N, room_G=room_G).tolist()
+        expected, left, waiting = [], room_G.tolist(), removed.tolist()
+        for one in added.tolist():
+            may_go = [
+                row for row in waiting
+                if group[row] == group[one] and worth_N[row] < worth_N[one]
+                and cost[one] - cost[row] <= left[group[one]]
+            ]  # fmt: skip
+            if may_go:
+                other = min(may_go, key=lambda row: float(worth_N[row]))
+                waiting.remove(other)
+                left[group[one]] -= cost[one] - cost[other]
+                expected.append([one, other])
+        assert pairs == expected
+        assert len(pairs) > 3
+        for one, other in pairs:
+            mask_N[one], mask_N[other] = True, False
+            assert constraint.allows(mask_N)
+
+
+@pytest.mark.parametrize("num_samples", [8, 30])
+def test_a_start_with_room_left_is_filled_even_where_that_lowers_the_objective(num_samples):
+    """One sample alone has the highest mean; masks that spend the budget are compared with each other alone."""
+    for seed in range(5):
+        constraint = constraints.make("costs", num_samples, seed=seed)
+        quality_N = torch.tensor(problems.qualities(num_samples, seed))
+        start_N = torch.arange(num_samples) == int(quality_N.argmax())
+
+        def values(masks_RN, quality_N=quality_N):
+            return masks_RN.double() @ quality_N / masks_RN.sum(1)
+
+        def gains(mask_N, quality_N=quality_N):
+            return (quality_N - float(quality_N[mask_N].mean())) / int(mask_N.sum())
+
+        mask_N, value = polish_within(start_N, constraint, values=values, gains=gains)
+        assert is_full(constraint, mask_N)
         assert constraint.allows(mask_N)
+        assert value == pytest.approx(float(quality_N[mask_N].mean()))
+
+
+class LargestResult(TorchDispatchMode):
+    """Keeps how many numbers the largest tensor has that anything returns."""
+
+    num_numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, torch.Tensor):
+            self.num_numbers = max(self.num_numbers, result.numel())
+        return result
+
+
+def test_of_a_large_block_with_few_free_samples_a_few_masks_at_once_are_tried():
+    num_samples = 10_000
+    fate_N = torch.full((num_samples,), -1, dtype=torch.int8)
+    fate_N[::1000] = 0
+    fate_N[1::2] = 1
+    constraint = Constraint(Holdings.of(num_samples, fate_N=fate_N), BudgetRule(0.5005))
+    quality_N = torch.arange(num_samples).double()
+    with LargestResult() as largest:
+        mask_N, _ = polish_within(
+            constraint.fill(-quality_N), constraint, values=lambda masks_RN: masks_RN.double() @ quality_N, gains=None
+        )
+    assert (mask_N & (fate_N == 0)).nonzero().squeeze(1).tolist() == [5000, 6000, 7000, 8000, 9000]
+    assert largest.num_numbers <= 16 * num_samples
