@@ -51,7 +51,7 @@ def polish_within(
     Returns:
         The mask, bool (N,), allowed, and its value.
     """
-    if not torch.equal(constraint.fill(mask_N.double(), start_N=mask_N), mask_N):
+    if not torch.equal(constraint.fill(mask_N.double()), mask_N):
         mask_N = constraint.fill(_per_cost(gains(mask_N), constraint), start_N=mask_N)
     best_value = float(values(mask_N[None])[0])
     if constraint.rows_F.numel() <= MAX_ENUMERATED_SAMPLES:
@@ -212,7 +212,7 @@ def _all_allowed(constraint: Constraint) -> Tensor:
     """Which free samples every allowed mask keeps to which nothing can be added: bool (R, F)."""
     num_free, device = constraint.rows_F.numel(), constraint.rows_F.device
     bits_RF = (torch.arange(2**num_free, device=device)[:, None] >> torch.arange(num_free, device=device)) & 1
-    left_RG = constraint.room_G.repeat(len(bits_RF), 1)
+    left_RG = constraint.room_G.expand(len(bits_RF), -1).clone()
     left_RG.index_add_(1, constraint.group_F, -bits_RF * constraint.cost_F)
     fits_RF = (bits_RF == 0) & (constraint.cost_F <= left_RG[:, constraint.group_F])
     return bits_RF[(left_RG >= 0).all(1) & ~fits_RF.any(1)].bool()

@@ -37,6 +37,19 @@ class Solver(exchanges.Solver):
         return polish_within(start_N, self.constraint, values=self.values, gains=self.gains, **options)
 
 
+def sums_of(worth_N):
+    """An objective that is a sum."""
+    return {"values": lambda masks_RN: masks_RN.double() @ worth_N, "gains": lambda mask_N: worth_N}
+
+
+def means_of(quality_N):
+    """An objective that is a mean, which most samples lower."""
+    return {
+        "values": lambda masks_RN: masks_RN.double() @ quality_N / masks_RN.sum(1),
+        "gains": lambda mask_N: (quality_N - quality_N[mask_N].mean()) / mask_N.sum(),
+    }
+
+
 def is_full(constraint, mask_N):
     """True if no other sample may be added."""
     more_RN = mask_N.repeat(len(mask_N), 1) | torch.eye(len(mask_N), dtype=torch.bool)
@@ -186,14 +199,8 @@ def test_where_every_sample_lowers_the_mean_few_expensive_ones_spend_the_budget(
     quality_N = torch.rand(num_samples, generator=generator).double()
     constraint = Constraint(Holdings.of(num_samples, cost_N=cost_N), BudgetRule(0.1))
 
-    def values(masks_RN):
-        return masks_RN.double() @ quality_N / masks_RN.sum(1)
-
-    def gains(mask_N):
-        return (quality_N - float(values(mask_N[None]))) / int(mask_N.sum())
-
     scores = {"cheapest": -cost_N, "best": quality_N, "random": torch.rand(num_samples, generator=generator)}
-    mask_N, value = polish_within(constraint.fill(scores[start]), constraint, values=values, gains=gains)
+    mask_N, value = polish_within(constraint.fill(scores[start]), constraint, **means_of(quality_N))
     assert constraint.allows(mask_N)
     assert value == pytest.approx(float(quality_N[mask_N].mean()))
     assert value > 0.98 * relaxed_bound(quality_N.tolist(), cost_N.tolist(), float(constraint.room_G[0]))
@@ -203,9 +210,7 @@ def test_forced_samples_stay_whatever_they_are_worth():
     constraint = constraints.make("forced and costs", 60)
     mask_N = constraint.fill(torch.zeros(60))
     quality_N = torch.randn(60, generator=torch.Generator().manual_seed(0)).double() * 9**constraint.holdings.fate_N
-    polished_N, value = polish_within(
-        mask_N, constraint, values=lambda masks_RN: masks_RN.double() @ quality_N, gains=lambda mask_N: quality_N
-    )
+    polished_N, value = polish_within(mask_N, constraint, **sums_of(quality_N))
     assert constraint.allows(polished_N)
     assert value > float(quality_N[mask_N].sum())
 
@@ -358,6 +363,58 @@ def test_matched_pairs_are_those_of_plain_loops_and_may_be_exchanged_from_the_fi
             assert constraint.allows(mask_N)
 
 
+@pytest.mark.parametrize("kind", ["groups", "groups and costs"])
+def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one(kind):
+    constraint = constraints.make(kind, 60)
+    rng = np.random.default_rng(0)
+    mask_N = constraint.fill(torch.tensor(rng.normal(size=60)))
+    now = constrained_polish._Round.of(mask_N, constraint, torch.tensor(rng.normal(size=60)))
+    added, removed = constrained_polish.candidates(mask_N, constraint, now.worth_N, 60)
+    room_G = constraint.room_left(mask_N)
+    pairs = constrained_polish.match(added, removed, constraint, worth_N=now.worth_N, room_G=room_G).tolist()
+    expected, count = [], len(pairs)
+    while count:
+        trial_N = mask_N.clone()
+        for one, other in pairs[:count]:
+            trial_N[one], trial_N[other] = True, False
+        expected.append(trial_N.tolist())
+        count //= 2
+    assert len(expected) >= 3
+    assert constrained_polish._paired(now, None).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
+def test_a_start_keeps_what_it_has_and_takes_what_still_fits_by_gain_per_cost(kind):
+    for seed in range(5):
+        constraint = constraints.make(kind, 30, seed=seed)
+        holdings, rng = constraint.holdings, np.random.default_rng(seed)
+        gain_N = torch.tensor(rng.normal(size=30))
+        full_N = constraint.fill(torch.tensor(rng.normal(size=30)))
+        start_N = full_N & (torch.tensor(rng.random(30) < 0.5) | constraint.kept())
+        expected_N = start_N.clone()
+        for row in sorted(range(30), key=lambda row: -float(gain_N[row] / holdings.cost_N[row])):
+            more_N = expected_N.clone()
+            more_N[row] = True
+            if constraint.allows(more_N):
+                expected_N = more_N
+        mask_N, value = polish_within(start_N, constraint, **sums_of(gain_N), max_rounds=0)
+        assert torch.equal(mask_N, expected_N)
+        assert value == pytest.approx(float(gain_N[expected_N].sum()))
+
+
+@pytest.mark.parametrize("kind", ["groups", "group ratios", "forced and groups"])
+def test_where_samples_have_a_worth_of_their_own_every_group_ends_with_its_best(kind):
+    for seed in range(5):
+        constraint = constraints.make(kind, 60, seed=seed)
+        holdings, worth_N = constraint.holdings, torch.tensor(np.random.default_rng(seed).normal(size=60))
+        expected_N = holdings.fate_N == 1
+        for group, room in enumerate(constraint.room_G.tolist()):
+            members = [row for row in range(60) if holdings.group_N[row] == group and holdings.fate_N[row] == 0]
+            expected_N[sorted(members, key=lambda row: -float(worth_N[row]))[: int(room)]] = True
+        mask_N, _ = polish_within(constraint.fill(-worth_N), constraint, **sums_of(worth_N))
+        assert torch.equal(mask_N, expected_N)
+
+
 @pytest.mark.parametrize("num_samples", [8, 30])
 def test_a_start_with_room_left_is_filled_even_where_that_lowers_the_objective(num_samples):
     """One sample alone has the highest mean; masks that spend the budget are compared with each other alone."""
@@ -365,14 +422,7 @@ def test_a_start_with_room_left_is_filled_even_where_that_lowers_the_objective(n
         constraint = constraints.make("costs", num_samples, seed=seed)
         quality_N = torch.tensor(problems.qualities(num_samples, seed))
         start_N = torch.arange(num_samples) == int(quality_N.argmax())
-
-        def values(masks_RN, quality_N=quality_N):
-            return masks_RN.double() @ quality_N / masks_RN.sum(1)
-
-        def gains(mask_N, quality_N=quality_N):
-            return (quality_N - float(quality_N[mask_N].mean())) / int(mask_N.sum())
-
-        mask_N, value = polish_within(start_N, constraint, values=values, gains=gains)
+        mask_N, value = polish_within(start_N, constraint, **means_of(quality_N))
         assert is_full(constraint, mask_N)
         assert constraint.allows(mask_N)
         assert value == pytest.approx(float(quality_N[mask_N].mean()))
@@ -398,8 +448,6 @@ def test_of_a_large_block_with_few_free_samples_a_few_masks_at_once_are_tried():
     constraint = Constraint(Holdings.of(num_samples, fate_N=fate_N), BudgetRule(0.5005))
     quality_N = torch.arange(num_samples).double()
     with LargestResult() as largest:
-        mask_N, _ = polish_within(
-            constraint.fill(-quality_N), constraint, values=lambda masks_RN: masks_RN.double() @ quality_N, gains=None
-        )
+        mask_N, _ = polish_within(constraint.fill(-quality_N), constraint, **sums_of(quality_N))
     assert (mask_N & (fate_N == 0)).nonzero().squeeze(1).tolist() == [5000, 6000, 7000, 8000, 9000]
     assert largest.num_numbers <= 16 * num_samples
