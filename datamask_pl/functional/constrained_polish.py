@@ -37,10 +37,11 @@ def polish_within(
     each other, and then with single pairs; see `rounding.polish`.
 
     With costs a sample that comes in may cost as much as the one that goes and what is left of the budget; and what
-    still fits is added, also where that lowers the objective, a mean: otherwise few samples would be the best.
+    still fits is added, at first, too, also where that lowers the objective, a mean: otherwise few samples would be the
+    best. From then on the value never falls.
 
     Args:
-        mask_N: bool (N,), allowed, where to start; with costs one to which nothing can be added.
+        mask_N: bool (N,), allowed, where to start.
         constraint: which masks are allowed.
         values: masks bool (R, N) -> float64 (R,), the objective.
         gains: mask bool (N,) -> float64 (N,), what keeping each sample adds, or any proxy of it.
@@ -50,18 +51,20 @@ def polish_within(
     Returns:
         The mask, bool (N,), allowed, and its value.
     """
+    if not torch.equal(constraint.fill(mask_N.double()), mask_N):
+        mask_N = constraint.fill(_per_cost(gains(mask_N), constraint), start_N=mask_N)
     best_value = float(values(mask_N[None])[0])
     if constraint.rows_F.numel() <= MAX_ENUMERATED_SAMPLES:
-        return _better(mask_N, best_value, _all_allowed(constraint), values)
+        for bits_RF in torch.split(_all_allowed(constraint), rounding.MASKS_AT_ONCE):
+            trials_RN = constraint.kept().repeat(len(bits_RF), 1)
+            trials_RN[:, constraint.rows_F] = bits_RF
+            mask_N, best_value = _better(mask_N, best_value, trials_RN, values)
+        return mask_N, best_value
     for _ in range(max_rounds):
         now = _Round.of(mask_N, constraint, gains(mask_N))
         before = best_value
-        for trials in (
-            _moved,
-            lambda now: now.completed(_paired(now, features)),
-            lambda now: now.completed(_singles(now)),
-        ):
-            mask_N, best_value = _better(mask_N, best_value, trials(now), values)
+        for trials in (_moved, lambda now: _paired(now, features), _singles):
+            mask_N, best_value = _better(mask_N, best_value, now.completed(trials(now)), values)
             if best_value > before:
                 break
         else:
@@ -90,8 +93,10 @@ class _Round:
         return cls(mask_N, constraint, _per_cost(gain_N, constraint), worth_beyond_cost(gain_N, constraint))
 
     def completed(self, trials_RN: Tensor) -> Tensor:
-        """The trials, with costs also what still fits, the best first: a budget is there to be spent."""
-        return _filled(trials_RN, self.constraint, self.per_cost_N) if self.constraint.has_costs else trials_RN
+        """The trials and what still fits, the best first: a budget is there to be spent."""
+        for trial_N in trials_RN:
+            trial_N.copy_(self.constraint.fill(self.per_cost_N, start_N=trial_N))
+        return trials_RN
 
 
 def worth_beyond_cost(gain_N: Tensor, constraint: Constraint) -> Tensor:
@@ -140,7 +145,6 @@ def match(added: Tensor, removed: Tensor, constraint: Constraint, *, worth_N: Te
     Returns:
         int64 (number of pairs, 2), of the largest promise first as far as the order of choosing allows.
     """
-    added = added[: rounding.NUM_CANDIDATES]
     (group_A, cost_A), worth_A = groups_and_costs(added, constraint), worth_N[added].cpu().numpy()
     (group_B, cost_B), worth_B = groups_and_costs(removed, constraint), worth_N[removed].cpu().numpy()
     left_G = room_G.cpu().numpy().copy()
@@ -160,39 +164,29 @@ def match(added: Tensor, removed: Tensor, constraint: Constraint, *, worth_N: Te
 def groups_and_costs(rows: Tensor, constraint: Constraint) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Group and cost of some rows, on the host."""
     cost_N = constraint.holdings.cost_N
-    cost = torch.ones(rows.numel(), dtype=torch.float64) if cost_N is None else cost_N[rows].cpu()
-    return constraint.holdings.group_N[rows].cpu().numpy(), cost.numpy()
+    cost = np.ones(rows.numel()) if cost_N is None else cost_N[rows].cpu().numpy()
+    return constraint.holdings.group_N[rows].cpu().numpy(), cost
 
 
 def candidates(mask_N: Tensor, constraint: Constraint, worth_N: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Free samples to take in, best first, and to let go, worst first: both int64, at most so many."""
     is_free_N = constraint.holdings.fate_N == FREE
     outside, inside = (~mask_N & is_free_N).nonzero().squeeze(1), (mask_N & is_free_N).nonzero().squeeze(1)
-    added = outside[worth_N[outside].argsort(descending=True, stable=True)]
-    removed = inside[worth_N[inside].argsort(stable=True)]
-    return added[:num_candidates], removed[:num_candidates]
+    added = outside[rounding.first_largest(worth_N[outside], num_candidates)]
+    return added, inside[rounding.first_largest(-worth_N[inside], num_candidates)]
 
 
 def _moved(now: _Round) -> Tensor:
     """Masks without the kept samples that are worth less than their cost, the worse half of them, a quarter, ...
 
-    What is worth most beyond its cost comes in for them. bool (R, N).
+    What is worth more than its cost comes in for them as the best of what fits. bool (R, N).
     """
-    is_free_N = now.constraint.holdings.fate_N == FREE
-    comes_N = ~now.mask_N & is_free_N & (now.worth_N > 0)
-    goes = (now.mask_N & is_free_N & (now.worth_N < 0)).nonzero().squeeze(1)
+    goes = (now.mask_N & (now.constraint.holdings.fate_N == FREE) & (now.worth_N < 0)).nonzero().squeeze(1)
     goes = goes[now.worth_N[goes].argsort(stable=True)]
-    counts = _halves(len(goes))
+    counts = rounding.halves(len(goes))
     trials_RN = now.mask_N.repeat(len(counts), 1)
     for trial_N, count in zip(trials_RN, counts, strict=True):
         trial_N[goes[:count]] = False
-    scores_N = torch.where(comes_N, now.worth_N, now.per_cost_N - now.per_cost_N.amax())
-    return _filled(trials_RN, now.constraint, scores_N)
-
-
-def _filled(trials_RN: Tensor, constraint: Constraint, scores_N: Tensor) -> Tensor:
-    for trial_N in trials_RN:
-        trial_N.copy_(constraint.fill(scores_N, start_N=trial_N))
     return trials_RN
 
 
@@ -203,55 +197,25 @@ def _paired(now: _Round, features: Callable[[Tensor], Tensor] | None) -> Tensor:
         added = rounding.spread_out(added, features(added))
         removed = rounding.spread_out(removed, features(removed))
     room_G = now.constraint.room_left(now.mask_N)
-    return _joint(now.mask_N, match(added, removed, now.constraint, worth_N=now.worth_N, room_G=room_G))
-
-
-def _halves(count: int) -> list[int]:
-    """All, half of them, a quarter, ... and one."""
-    return [count >> shift for shift in range(count.bit_length())]
-
-
-def _joint(mask_N: Tensor, pairs_P2: Tensor) -> Tensor:
-    """Masks with all pairs exchanged, half of them, a quarter, ... and one: bool (R, N)."""
-    counts = _halves(len(pairs_P2))
-    trials_RN = mask_N.repeat(len(counts), 1)
-    for trial_N, count in zip(trials_RN, counts, strict=True):
-        trial_N[pairs_P2[:count, 0]] = True
-        trial_N[pairs_P2[:count, 1]] = False
-    return trials_RN
+    pairs_P2 = match(added, removed, now.constraint, worth_N=now.worth_N, room_G=room_G)
+    return rounding.joint_swaps(now.mask_N, pairs_P2[:, 0], pairs_P2[:, 1])
 
 
 def _singles(now: _Round) -> Tensor:
     """Masks with one exchange each between the first few of either side, as far as they are allowed: bool (R, N)."""
     added, removed = candidates(now.mask_N, now.constraint, now.worth_N, rounding.NUM_SINGLES)
-    group_A, cost_A = groups_and_costs(added, now.constraint)
-    group_B, cost_B = groups_and_costs(removed, now.constraint)
-    left_G = now.constraint.room_left(now.mask_N).cpu().numpy()
-    is_allowed_AB = group_A[:, None] == group_B[None, :]
-    is_allowed_AB &= cost_B[None, :] + left_G[group_B][None, :] >= cost_A[:, None]
-    trials_RN = now.mask_N.repeat(int(is_allowed_AB.sum()), 1)
-    for trial_N, (one, other) in zip(trials_RN, np.argwhere(is_allowed_AB), strict=True):
-        trial_N[added[one]], trial_N[removed[other]] = True, False
-    return trials_RN
+    trials_RN = rounding.single_swaps(now.mask_N, added, removed)
+    return trials_RN[[now.constraint.allows(trial_N) for trial_N in trials_RN]]
 
 
 def _all_allowed(constraint: Constraint) -> Tensor:
-    """Every allowed mask but the empty one; with costs those to which nothing can be added: bool (R, N)."""
-    num_free = constraint.rows_F.numel()
-    kept_N = constraint.kept()
-    numbers_R = torch.arange(2**num_free, device=kept_N.device)
-    bits_RF = (numbers_R[:, None] >> torch.arange(num_free, device=kept_N.device)) & 1
-    spent_RG = torch.zeros(len(bits_RF), constraint.room_G.numel(), dtype=torch.float64, device=kept_N.device)
-    spent_RG.index_add_(1, constraint.group_F, bits_RF * constraint.cost_F)
-    is_within_RG = spent_RG <= constraint.room_G if constraint.has_costs else spent_RG == constraint.room_G
-    is_allowed_R = is_within_RG.all(1)
-    if constraint.has_costs:
-        still_fits_RF = constraint.cost_F <= (constraint.room_G - spent_RG)[:, constraint.group_F]
-        is_allowed_R &= ~(still_fits_RF & (bits_RF == 0)).any(1)
-    bits_RF = bits_RF[is_allowed_R].bool()
-    masks_RN = kept_N.repeat(len(bits_RF), 1)
-    masks_RN[:, constraint.rows_F] = bits_RF
-    return masks_RN[masks_RN.any(1)]
+    """Which free samples every allowed mask keeps to which nothing can be added: bool (R, F)."""
+    num_free, device = constraint.rows_F.numel(), constraint.rows_F.device
+    bits_RF = (torch.arange(2**num_free, device=device)[:, None] >> torch.arange(num_free, device=device)) & 1
+    left_RG = constraint.room_G.expand(len(bits_RF), -1).clone()
+    left_RG.index_add_(1, constraint.group_F, -bits_RF * constraint.cost_F)
+    fits_RF = (bits_RF == 0) & (constraint.cost_F <= left_RG[:, constraint.group_F])
+    return bits_RF[(left_RG >= 0).all(1) & ~fits_RF.any(1)].bool()
 
 
 def _better(

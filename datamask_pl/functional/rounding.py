@@ -104,13 +104,13 @@ def polish(
             break
         gain_N = gains(mask_N)
         added, removed = candidates(mask_N, gain_N, NUM_CANDIDATES)
-        singles_RN = _single_swaps(mask_N, added[:NUM_SINGLES], removed[:NUM_SINGLES])
+        singles_RN = single_swaps(mask_N, added[:NUM_SINGLES], removed[:NUM_SINGLES])
         if features is not None:
             added, removed = spread_out(added, features(added)), spread_out(removed, features(removed))
         num_pairs = min(added.numel(), removed.numel())
         added, removed = added[:num_pairs], removed[:num_pairs]
         num_promising = int((gain_N[added] > gain_N[removed]).sum())
-        for trials_RN in (_joint_swaps(mask_N, added[:num_promising], removed[:num_promising]), singles_RN):
+        for trials_RN in (joint_swaps(mask_N, added[:num_promising], removed[:num_promising]), singles_RN):
             if trials_RN.shape[0] == 0:
                 continue
             value_R = torch.cat([values(chunk_RN) for chunk_RN in torch.split(trials_RN, MASKS_AT_ONCE)])
@@ -343,13 +343,19 @@ def _best_of_all(mask_N: Tensor, best_value: float, values: Callable[[Tensor], T
     return mask_N, best_value
 
 
-def _joint_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
+def halves(count: int) -> list[int]:
+    """All, half of them, a quarter, ... and one.
+
+    Example:
+        >>> halves(5), halves(0)
+        ([5, 2, 1], [])
+    """
+    return [count >> shift for shift in range(count.bit_length())]
+
+
+def joint_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
     """Masks with all pairs exchanged, half of them, a quarter, ... and one: bool (R, N)."""
-    counts = []
-    count = added.numel()
-    while count:
-        counts.append(count)
-        count //= 2
+    counts = halves(added.numel())
     trials_RN = mask_N.repeat(len(counts), 1)
     for trial_N, count in zip(trials_RN, counts, strict=True):
         trial_N[added[:count]] = True
@@ -357,7 +363,7 @@ def _joint_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
     return trials_RN
 
 
-def _single_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
+def single_swaps(mask_N: Tensor, added: Tensor, removed: Tensor) -> Tensor:
     """Masks with one exchange each, every pair of the two lists: bool (R, N)."""
     trials_RN = mask_N.repeat(added.numel() * removed.numel(), 1)
     rows = torch.arange(trials_RN.shape[0], device=mask_N.device)

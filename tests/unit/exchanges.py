@@ -15,10 +15,10 @@ SCALES = torch.ones(2, dtype=torch.float64)
 
 
 class Solver:
-    """A block solved by the multilinear method, with what `polish` needs."""
+    """A block solved by the multilinear method, with what `polish` and `polish_within` need."""
 
-    def __init__(self, features_ND, num_selected, *, kind, quality_weight, quality_N):
-        self.ground = problems.ground_set(features_ND, num_selected, quality_N=quality_N)
+    def __init__(self, features_ND, num_selected, *, kind, quality_weight, quality_N, constraint=None):
+        self.ground = problems.ground_set(features_ND, num_selected, quality_N=quality_N, constraint=constraint)
         self.objective = JointObjective(quality_weight=quality_weight, diversity=problems.DIVERSITIES[kind])
 
     def values(self, masks_RN):

@@ -1,40 +1,30 @@
 import constraints
+import exchanges
 import numpy as np
 import oracles
 import problems
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from datamask_pl.functional import constrained_polish, rounding
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constrained_polish import polish_within
 from datamask_pl.functional.constraint import Constraint, Holdings
-from datamask_pl.joint_objective import JointObjective
-
-SCALES = torch.ones(2, dtype=torch.float64)
 
 
-class Solver:
-    """A block under a constraint, with what `polish_within` needs."""
+class Solver(exchanges.Solver):
+    """A random block under a constraint."""
 
     def __init__(self, constraint, kind, *, seed=0, quality_weight=0.3):
         num_samples = constraint.num_samples
-        self.features_ND, self.quality_N = (
-            problems.unit_rows(num_samples, 3, seed),
-            problems.qualities(num_samples, seed),
-        )
-        self.kind, self.quality_weight = kind, quality_weight
-        self.constraint = constraint
-        self.ground = problems.ground_set(
-            self.features_ND, constraint.typical_size, quality_N=self.quality_N, constraint=constraint
-        )
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=problems.DIVERSITIES[kind])
-
-    def values(self, masks_RN):
-        return self.objective.combine(self.objective.term_values(masks_RN, self.ground), SCALES)
-
-    def gains(self, mask_N):
-        return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
+        self.features_ND = problems.unit_rows(num_samples, 3, seed)
+        self.quality_N = problems.qualities(num_samples, seed)
+        self.kind, self.quality_weight, self.constraint = kind, quality_weight, constraint
+        super().__init__(
+            self.features_ND, constraint.typical_size, kind=kind, quality_weight=quality_weight,
+            quality_N=self.quality_N, constraint=constraint,
+        )  # fmt: skip
 
     def oracle(self, mask_N):
         value = oracles.objective(
@@ -45,6 +35,19 @@ class Solver:
 
     def polish(self, start_N, **options):
         return polish_within(start_N, self.constraint, values=self.values, gains=self.gains, **options)
+
+
+def sums_of(worth_N):
+    """An objective that is a sum."""
+    return {"values": lambda masks_RN: masks_RN.double() @ worth_N, "gains": lambda mask_N: worth_N}
+
+
+def means_of(quality_N):
+    """An objective that is a mean, which most samples lower."""
+    return {
+        "values": lambda masks_RN: masks_RN.double() @ quality_N / masks_RN.sum(1),
+        "gains": lambda mask_N: (quality_N - quality_N[mask_N].mean()) / mask_N.sum(),
+    }
 
 
 def is_full(constraint, mask_N):
@@ -196,14 +199,8 @@ def test_where_every_sample_lowers_the_mean_few_expensive_ones_spend_the_budget(
     quality_N = torch.rand(num_samples, generator=generator).double()
     constraint = Constraint(Holdings.of(num_samples, cost_N=cost_N), BudgetRule(0.1))
 
-    def values(masks_RN):
-        return masks_RN.double() @ quality_N / masks_RN.sum(1)
-
-    def gains(mask_N):
-        return (quality_N - float(values(mask_N[None]))) / int(mask_N.sum())
-
     scores = {"cheapest": -cost_N, "best": quality_N, "random": torch.rand(num_samples, generator=generator)}
-    mask_N, value = polish_within(constraint.fill(scores[start]), constraint, values=values, gains=gains)
+    mask_N, value = polish_within(constraint.fill(scores[start]), constraint, **means_of(quality_N))
     assert constraint.allows(mask_N)
     assert value == pytest.approx(float(quality_N[mask_N].mean()))
     assert value > 0.98 * relaxed_bound(quality_N.tolist(), cost_N.tolist(), float(constraint.room_G[0]))
@@ -213,9 +210,7 @@ def test_forced_samples_stay_whatever_they_are_worth():
     constraint = constraints.make("forced and costs", 60)
     mask_N = constraint.fill(torch.zeros(60))
     quality_N = torch.randn(60, generator=torch.Generator().manual_seed(0)).double() * 9**constraint.holdings.fate_N
-    polished_N, value = polish_within(
-        mask_N, constraint, values=lambda masks_RN: masks_RN.double() @ quality_N, gains=lambda mask_N: quality_N
-    )
+    polished_N, value = polish_within(mask_N, constraint, **sums_of(quality_N))
     assert constraint.allows(polished_N)
     assert value > float(quality_N[mask_N].sum())
 
@@ -245,13 +240,28 @@ def test_a_match_uses_what_is_left_of_the_budget_to_the_last_and_promises_someth
     assert match([3.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0], 1.0) == []
 
 
-def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one():
-    mask_N = torch.arange(12) >= 6
-    pairs_P2 = torch.stack([torch.arange(5), torch.arange(6, 11)], dim=1)
-    changed_RN = constrained_polish._joint(mask_N, pairs_P2) != mask_N
-    expected = [sorted([*range(count), *range(6, 6 + count)]) for count in (5, 2, 1)]
-    assert [changed_N.nonzero().squeeze(1).tolist() for changed_N in changed_RN] == expected
-    assert constrained_polish._joint(mask_N, pairs_P2[:0]).shape == (0, 12)
+@pytest.mark.parametrize("kind", constraints.KINDS)
+def test_what_is_worth_less_than_its_cost_goes_all_of_it_then_the_worse_half_and_at_last_one(kind):
+    """What is worth exactly its cost, as the sample at the margin is, stays, and what is worth more as well."""
+    for seed in range(5):
+        constraint = constraints.make(kind, 30, seed=seed)
+        rng = np.random.default_rng(seed)
+        mask_N, gain_N = (
+            constraint.fill(torch.tensor(rng.normal(size=30))),
+            torch.tensor(rng.integers(-4, 5, size=30) / 8),
+        )
+        now = constrained_polish._Round.of(mask_N, constraint, gain_N)
+        worth = now.worth_N.tolist()
+        free = [row for row in range(30) if mask_N[row] and int(constraint.holdings.fate_N[row]) == 0]
+        goes = sorted((row for row in free if worth[row] < 0), key=lambda row: worth[row])
+        assert 0 < len(goes) < len(free)
+        expected, count = [], len(goes)
+        while count:
+            expected.append(sorted(goes[:count]))
+            count //= 2
+        trials_RN = constrained_polish._moved(now)
+        assert [(mask_N & ~trial_N).nonzero().squeeze(1).tolist() for trial_N in trials_RN] == expected
+        assert not (trials_RN & ~mask_N).any()
 
 
 @pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
@@ -322,18 +332,122 @@ def test_any_proxy_of_the_gains_is_safe(monkeypatch):
         assert value >= solver.oracle(start_N.numpy()) - 1e-12
 
 
-def test_matched_pairs_may_be_exchanged_from_the_first_on_as_many_as_one_likes():
-    constraint = constraints.make("groups and costs", 40, seed=2)
+@pytest.mark.parametrize("kind", ["groups", "costs", "groups and costs"])
+def test_matched_pairs_are_those_of_plain_loops_and_may_be_exchanged_from_the_first_on_as_many_as_one_likes(kind):
+    for seed in range(5):
+        constraint = constraints.make(kind, 40, seed=seed)
+        group, cost = (array.tolist() for array in constrained_polish.groups_and_costs(torch.arange(40), constraint))
+        rng = np.random.default_rng(seed)
+        mask_N = constraint.fill(torch.tensor(rng.normal(size=40)))
+        worth_N = torch.tensor(rng.normal(size=40))
+        added = (~mask_N).nonzero().squeeze(1)
+        added = added[worth_N[added].argsort(descending=True)]
+        removed, room_G = mask_N.nonzero().squeeze(1), constraint.room_left(mask_N)
+        pairs = constrained_polish.match(added, removed, constraint, worth_N=worth_N, room_G=room_G).tolist()
+        expected, left, waiting = [], room_G.tolist(), removed.tolist()
+        for one in added.tolist():
+            may_go = [
+                row for row in waiting
+                if group[row] == group[one] and worth_N[row] < worth_N[one]
+                and cost[one] - cost[row] <= left[group[one]]
+            ]  # fmt: skip
+            if may_go:
+                other = min(may_go, key=lambda row: float(worth_N[row]))
+                waiting.remove(other)
+                left[group[one]] -= cost[one] - cost[other]
+                expected.append([one, other])
+        assert pairs == expected
+        assert len(pairs) > 3
+        for one, other in pairs:
+            mask_N[one], mask_N[other] = True, False
+            assert constraint.allows(mask_N)
+
+
+@pytest.mark.parametrize("kind", ["groups", "groups and costs"])
+def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one(kind):
+    constraint = constraints.make(kind, 60)
     rng = np.random.default_rng(0)
-    mask_N = constraint.fill(torch.tensor(rng.normal(size=40)))
-    gain_N = torch.tensor(rng.normal(size=40))
-    added = (~mask_N).nonzero().squeeze(1)
-    pairs = constrained_polish.match(
-        added[gain_N[added].argsort(descending=True)], mask_N.nonzero().squeeze(1), constraint,
-        worth_N=gain_N, room_G=constraint.room_left(mask_N),
-    )  # fmt: skip
-    assert len(pairs) > 3
-    for one, other in pairs.tolist():
-        assert gain_N[one] > gain_N[other]
-        mask_N[one], mask_N[other] = True, False
+    mask_N = constraint.fill(torch.tensor(rng.normal(size=60)))
+    now = constrained_polish._Round.of(mask_N, constraint, torch.tensor(rng.normal(size=60)))
+    added, removed = constrained_polish.candidates(mask_N, constraint, now.worth_N, 60)
+    room_G = constraint.room_left(mask_N)
+    pairs = constrained_polish.match(added, removed, constraint, worth_N=now.worth_N, room_G=room_G).tolist()
+    expected, count = [], len(pairs)
+    while count:
+        trial_N = mask_N.clone()
+        for one, other in pairs[:count]:
+            trial_N[one], trial_N[other] = True, False
+        expected.append(trial_N.tolist())
+        count //= 2
+    assert len(expected) >= 3
+    assert constrained_polish._paired(now, None).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
+def test_a_start_keeps_what_it_has_and_takes_what_still_fits_by_gain_per_cost(kind):
+    for seed in range(5):
+        constraint = constraints.make(kind, 30, seed=seed)
+        holdings, rng = constraint.holdings, np.random.default_rng(seed)
+        gain_N = torch.tensor(rng.normal(size=30))
+        full_N = constraint.fill(torch.tensor(rng.normal(size=30)))
+        start_N = full_N & (torch.tensor(rng.random(30) < 0.5) | constraint.kept())
+        expected_N = start_N.clone()
+        for row in sorted(range(30), key=lambda row: -float(gain_N[row] / holdings.cost_N[row])):
+            more_N = expected_N.clone()
+            more_N[row] = True
+            if constraint.allows(more_N):
+                expected_N = more_N
+        mask_N, value = polish_within(start_N, constraint, **sums_of(gain_N), max_rounds=0)
+        assert torch.equal(mask_N, expected_N)
+        assert value == pytest.approx(float(gain_N[expected_N].sum()))
+
+
+@pytest.mark.parametrize("kind", ["groups", "group ratios", "forced and groups"])
+def test_where_samples_have_a_worth_of_their_own_every_group_ends_with_its_best(kind):
+    for seed in range(5):
+        constraint = constraints.make(kind, 60, seed=seed)
+        holdings, worth_N = constraint.holdings, torch.tensor(np.random.default_rng(seed).normal(size=60))
+        expected_N = holdings.fate_N == 1
+        for group, room in enumerate(constraint.room_G.tolist()):
+            members = [row for row in range(60) if holdings.group_N[row] == group and holdings.fate_N[row] == 0]
+            expected_N[sorted(members, key=lambda row: -float(worth_N[row]))[: int(room)]] = True
+        mask_N, _ = polish_within(constraint.fill(-worth_N), constraint, **sums_of(worth_N))
+        assert torch.equal(mask_N, expected_N)
+
+
+@pytest.mark.parametrize("num_samples", [8, 30])
+def test_a_start_with_room_left_is_filled_even_where_that_lowers_the_objective(num_samples):
+    """One sample alone has the highest mean; masks that spend the budget are compared with each other alone."""
+    for seed in range(5):
+        constraint = constraints.make("costs", num_samples, seed=seed)
+        quality_N = torch.tensor(problems.qualities(num_samples, seed))
+        start_N = torch.arange(num_samples) == int(quality_N.argmax())
+        mask_N, value = polish_within(start_N, constraint, **means_of(quality_N))
+        assert is_full(constraint, mask_N)
         assert constraint.allows(mask_N)
+        assert value == pytest.approx(float(quality_N[mask_N].mean()))
+
+
+class LargestResult(TorchDispatchMode):
+    """Keeps how many numbers the largest tensor has that anything returns."""
+
+    num_numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, torch.Tensor):
+            self.num_numbers = max(self.num_numbers, result.numel())
+        return result
+
+
+def test_of_a_large_block_with_few_free_samples_a_few_masks_at_once_are_tried():
+    num_samples = 10_000
+    fate_N = torch.full((num_samples,), -1, dtype=torch.int8)
+    fate_N[::1000] = 0
+    fate_N[1::2] = 1
+    constraint = Constraint(Holdings.of(num_samples, fate_N=fate_N), BudgetRule(0.5005))
+    quality_N = torch.arange(num_samples).double()
+    with LargestResult() as largest:
+        mask_N, _ = polish_within(constraint.fill(-quality_N), constraint, **sums_of(quality_N))
+    assert (mask_N & (fate_N == 0)).nonzero().squeeze(1).tolist() == [5000, 6000, 7000, 8000, 9000]
+    assert largest.num_numbers <= 16 * num_samples
