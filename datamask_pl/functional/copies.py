@@ -1,0 +1,121 @@
+"""Samples whose features are the same to the last bit, of which a corpus may have thousands: boilerplate, error pages.
+
+The search for similar pairs multiplies what it cannot tell apart pair by pair, and copies it can never tell apart: of C
+copies C^2 pairs. What is true of one copy is true of all; so one is searched for, or as many as a list can hold.
+
+Shapes: N samples, C samples of a part, U samples that are searched, S samples that are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from datamask_pl.functional.similar_pairs import Features
+
+# Fewer copies of a sample cost less than they could save.
+MIN_COPIES = 32
+# Samples that are compared at a time.
+COMPARED_ROWS = 4096
+# Of the random numbers of a hash.
+SEED = 37
+
+
+class Surplus(NamedTuple):
+    """The copies that no list of another sample has room for.
+
+    Attributes:
+        kept_U: int64 (U,), all other samples, ascending.
+        rows_S: int64 (S,), the copies that are left out, ascending.
+        model_S: int64 (S,), places in `kept_U` of copies that have the same list but for themselves.
+    """
+
+    kept_U: Tensor
+    rows_S: Tensor
+    model_S: Tensor
+
+
+def hash_rows(features_CD: Tensor) -> Tensor:
+    """Numbers that are equal for equal rows, whatever the device and the other rows: int64 (C,).
+
+    Args:
+        features_CD: float32 or float64.
+
+    Example:
+        >>> first, second, third = hash_rows(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).tolist()
+        >>> first == third, first == second
+        (True, False)
+    """
+    if features_CD.dtype == torch.float64:
+        bits_CD = features_CD.contiguous().view(torch.int64)
+        # of a product the sign's bit alone would decide the sign's bit alone, and two signs would cancel
+        bits_CD = bits_CD ^ (bits_CD >> 32)
+    else:
+        bits_CD = features_CD.contiguous().view(torch.int32)
+    generator = torch.Generator().manual_seed(SEED)
+    odd_D = torch.randint(-(2**62), 2**62, bits_CD.shape[1:], generator=generator).mul_(2).add_(1)
+    # sums of integers wrap, and have the same bits in any order
+    return (bits_CD * odd_D.to(bits_CD.device)).sum(1)
+
+
+def first_copies(features: Features, parts: Iterable[slice]) -> Tensor | None:
+    """For each sample the first one with the same features, itself if there is none: int64 (N,).
+
+    Args:
+        features: returns unit rows of a slice of samples, or of some samples.
+        parts: all samples, in order, in parts.
+
+    Returns:
+        None where no sample has `MIN_COPIES`; copies that are fewer may be left as they are.
+
+    Example:
+        >>> x = torch.eye(2).repeat(40, 1)
+        >>> first_copies(lambda rows: x[rows], [slice(0, 50), slice(50, 80)])[:4]
+        tensor([0, 1, 0, 1])
+    """
+    hash_N = torch.cat([hash_rows(features(rows)) for rows in parts])
+    _, group_N, count_G = torch.unique(hash_N, return_inverse=True, return_counts=True)
+    if int(count_G.max()) < MIN_COPIES:
+        return None
+    rows_N = torch.arange(len(hash_N), device=hash_N.device)
+    first_G = torch.full_like(count_G, len(hash_N)).scatter_reduce_(0, group_N, rows_N, "amin")
+    first_N = torch.where(count_G[group_N] >= MIN_COPIES, first_G[group_N], rows_N)
+    for rows in torch.split((first_N != rows_N).nonzero().squeeze(1), COMPARED_ROWS):
+        # another sample of the same hash is no copy
+        differs = (features(rows) != features(first_N[rows])).any(1)
+        first_N[rows[differs]] = rows[differs]
+    return first_N
+
+
+def find_surplus(first_N: Tensor, num_neighbors: int) -> Surplus | None:
+    """The copies that are in no list of `num_neighbors` but their own.
+
+    Samples of equal similarity come in row order: with a list goes the sample itself, and of others' copies the first.
+
+    Args:
+        first_N: int64 (N,), from `first_copies`.
+        num_neighbors: T, of a list with the sample itself.
+
+    Returns:
+        None if there are none.
+
+    Example:
+        >>> find_surplus(torch.tensor([0, 1, 0, 0, 0]), 2)
+        Surplus(kept_U=tensor([0, 1, 2]), rows_S=tensor([3, 4]), model_S=tensor([2, 2]))
+    """
+    order_N = first_N.argsort(stable=True)
+    sorted_N = first_N[order_N]
+    start_N = torch.searchsorted(sorted_N, sorted_N)
+    number_N = torch.arange(len(first_N), device=first_N.device) - start_N
+    is_surplus_N = number_N >= num_neighbors
+    if not bool(is_surplus_N.any()):
+        return None
+    rows_S, rank_S = order_N[is_surplus_N].sort()
+    models_S = order_N[start_N[is_surplus_N] + num_neighbors - 1][rank_S]
+    is_kept_N = torch.ones_like(first_N, dtype=torch.bool)
+    is_kept_N[rows_S] = False
+    kept_U = is_kept_N.nonzero().squeeze(1)
+    return Surplus(kept_U, rows_S, torch.searchsorted(kept_U, models_S))
