@@ -14,12 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.device import take_rows
 from datamask_pl.functional.similar_pairs import Features
 
 # Fewer copies of a sample cost less than they could save.
 MIN_COPIES = 32
 # Samples that are compared at a time.
 COMPARED_ROWS = 4096
+# Features that tell most samples apart; those whose are the same are looked at as a whole.
+HASHED_FEATURES = 8
 # Of the random numbers of a hash.
 SEED = 37
 
@@ -76,18 +79,36 @@ def first_copies(features: Features, parts: Iterable[slice]) -> Tensor | None:
         >>> first_copies(lambda rows: x[rows], [slice(0, 50), slice(50, 80)])[:4]
         tensor([0, 1, 0, 1])
     """
-    hash_N = torch.cat([hash_rows(features(rows)) for rows in parts])
-    _, group_N, count_G = torch.unique(hash_N, return_inverse=True, return_counts=True)
-    if int(count_G.max()) < MIN_COPIES:
-        return None
+    # few samples that are no copies have the same bits in as many features
+    hash_N = torch.cat([hash_rows(_some_features(features(rows))) for rows in parts])
     rows_N = torch.arange(len(hash_N), device=hash_N.device)
-    first_G = torch.full_like(count_G, len(hash_N)).scatter_reduce_(0, group_N, rows_N, "amin")
-    first_N = torch.where(count_G[group_N] >= MIN_COPIES, first_G[group_N], rows_N)
-    for rows in torch.split((first_N != rows_N).nonzero().squeeze(1), COMPARED_ROWS):
+    rows_C = rows_N[_numbers(hash_N) >= MIN_COPIES]
+    if len(rows_C) == 0:
+        return None
+    hash_C = torch.cat([hash_rows(features(rows)) for rows in torch.split(rows_C, COMPARED_ROWS)])
+    rows_C, hash_C = (of_C[_numbers(hash_C) >= MIN_COPIES] for of_C in (rows_C, hash_C))
+    if len(rows_C) == 0:
+        return None
+    distinct_G, group_C = torch.unique(hash_C, return_inverse=True)
+    first_G = rows_C.new_full(distinct_G.shape, len(hash_N)).scatter_reduce_(0, group_C, rows_C, "amin")
+    for rows, first in zip(
+        torch.split(rows_C, COMPARED_ROWS), torch.split(first_G[group_C], COMPARED_ROWS), strict=True
+    ):
         # another sample of the same hash is no copy
-        differs = (features(rows) != features(first_N[rows])).any(1)
-        first_N[rows[differs]] = rows[differs]
-    return first_N
+        is_copy = (features(rows) == features(first)).all(1)
+        rows_N[rows[is_copy]] = first[is_copy]
+    return rows_N
+
+
+def _some_features(features_CD: Tensor) -> Tensor:
+    """As many as tell most samples apart, from everywhere."""
+    return features_CD[:, :: max(1, features_CD.shape[1] // HASHED_FEATURES)]
+
+
+def _numbers(hash_C: Tensor) -> Tensor:
+    """How many samples have each sample's hash: int64 (C,)."""
+    _, group_C, count_G = torch.unique(hash_C, return_inverse=True, return_counts=True)
+    return take_rows(count_G, group_C)
 
 
 def find_surplus(first_N: Tensor, num_neighbors: int) -> Surplus | None:

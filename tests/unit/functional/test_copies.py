@@ -78,3 +78,14 @@ def test_what_is_left_out_is_in_no_list_but_its_own(num_neighbors):
     models = surplus.kept_U[surplus.model_S].tolist()
     assert [int(first_N[model]) for model in models] == first_N[surplus.rows_S].tolist()
     assert {number_of[model] for model in models} == {num_neighbors - 1}
+
+
+@pytest.mark.parametrize("num_features", [1, 7, 8, 9, 33])
+def test_samples_that_are_the_same_in_most_features_are_told_apart(num_features):
+    generator = torch.Generator().manual_seed(0)
+    features_ND = torch.randn(40, num_features, generator=generator).repeat(5, 1)
+    features_ND[:120] = features_ND[0].clone()
+    # of these each differs from the copies in another feature
+    features_ND[torch.arange(num_features), torch.arange(num_features)] += 1.0
+    first_N = first_copies(features_ND.__getitem__, [slice(0, 200)])
+    assert first_N.tolist() == first_by_loops(features_ND, 32)
