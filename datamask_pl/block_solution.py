@@ -5,6 +5,8 @@ Shapes: R masks, N samples.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,9 @@ def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -
         keys = [constrained_draws.gumbel_keys(equal_N, generator=generator) for _ in range(num_masks)]
         return torch.stack([ground.constraint.fill(key_N.to(ground.device)) for key_N in keys])
     masks_RN = torch.zeros(num_masks, ground.num_samples, dtype=torch.bool)
-    for mask_N in masks_RN:
-        mask_N[plackett_luce.draw(equal_N, ground.num_selected, generator=generator)] = True
+    draws = plackett_luce.draw_each(equal_N, ground.num_selected, generators=repeat(generator, num_masks))
+    for mask_N, (rows, _) in zip(masks_RN, draws, strict=True):
+        mask_N[rows] = True
     # what values of these masks take comes on top
     give_back_memory()
     return masks_RN.to(ground.device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
-from datamask_pl.functional import multilinear
+from datamask_pl.functional import copies, multilinear
 from datamask_pl.functional.constraint import Constraint
 from datamask_pl.functional.device import move, multiplies_bfloat16, take_rows
 from datamask_pl.functional.exact_sum import round_to_grid
@@ -233,6 +233,12 @@ class GroundSet:
     def is_cached(self, key: Hashable) -> bool:
         """True if the key has been built."""
         return key in self._cache
+
+    def first_copies(self) -> Tensor | None:
+        """For each sample the first one of the same features, where there are many; see `copies.first_copies`."""
+        return self.cached(
+            "first_copies", lambda: copies.first_copies(self.features, list(self.slices_of(RankGroup())))
+        )
 
     def mean(self) -> Tensor:
         """Mean of the unit features over the whole ground set: float64 (D,). Collective when first called."""

@@ -5,6 +5,7 @@ Shapes: N samples, V samples whose lists a rank holds, P samples of a panel, C s
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from datamask_pl.distributed import RankGroup
 from datamask_pl.functional import facility_location, inverted_file
+from datamask_pl.functional.copies import Surplus, find_surplus
 from datamask_pl.functional.device import give_back_memory, rows_at_once
 from datamask_pl.functional.neighbors import nearest_neighbors
+from datamask_pl.functional.similar_pairs import Features
 from datamask_pl.ground_set import GroundSet
 
 NeighborSearch = Literal["auto", "exact", "approximate"]
@@ -64,32 +67,43 @@ def build_table(
         wanted_recall: of an approximate search, in (0, 1].
     """
     sharers = ground.ranks if ground.helpers.size == 1 else ground.helpers
-    if is_approximate(search, ground.num_samples):
-        table, edges = _approximate_share(ground, sharers, num_neighbors, wanted_recall)
-    else:
-        table, edges = _exact_share(ground, sharers, num_neighbors)
+    first_N = ground.first_copies()
+    surplus = None if first_N is None else find_surplus(first_N, num_neighbors)
+    find_share = _approximate_share if is_approximate(search, ground.num_samples) else _exact_share
+    table, edges = find_share(ground, surplus, sharers, num_neighbors, wanted_recall)
+    if ground.helpers.size > 1:
+        table = _whole(table, edges, sharers)
     give_back_memory()
-    return table if ground.helpers.size == 1 else _whole(table, edges, sharers)
+    return table if surplus is None else _with_surplus(table, surplus)
 
 
-def _exact_share(ground: GroundSet, sharers: RankGroup, num_neighbors: int) -> tuple[NeighborTable, list[int]]:
-    slices = list(ground.slices_of(RankGroup()))
-    edges = [0, *(rows.stop for rows in slices)]
+def _exact_share(
+    ground: GroundSet, surplus: Surplus | None, sharers: RankGroup, num_neighbors: int, wanted_recall: float
+) -> tuple[NeighborTable, list[int]]:
+    edges = [0, *(rows.stop for rows in ground.slices_of(RankGroup()))]
+    if surplus is not None:
+        edges = sorted({*torch.searchsorted(surplus.kept_U, torch.tensor(edges, device=ground.device)).tolist()})
     own = _own_part(edges, sharers)
     similarity_TV, neighbor_TV = nearest_neighbors(
-        ground.features, slices, range(own.start, own.stop), num_neighbors=num_neighbors
+        _searched(ground, surplus),
+        [slice(*pair) for pair in itertools.pairwise(edges)],
+        range(own.start, own.stop),
+        num_neighbors=num_neighbors,
     )
     rows_V = torch.arange(own.start, own.stop, device=ground.device)
-    return NeighborTable(similarity_TV, neighbor_TV, rows_V, _chunks(edges, sharers, ground.device), 1.0), edges
+    return NeighborTable(similarity_TV, neighbor_TV, rows_V, _chunks(len(rows_V), ground.device), 1.0), edges
 
 
 def _approximate_share(
-    ground: GroundSet, sharers: RankGroup, num_neighbors: int, wanted_recall: float
+    ground: GroundSet, surplus: Surplus | None, sharers: RankGroup, num_neighbors: int, wanted_recall: float
 ) -> tuple[NeighborTable, list[int]]:
-    centers_CD = inverted_file.cluster_centers(ground.features, ground.num_samples)
+    features = _searched(ground, surplus)
+    num_samples = ground.num_samples if surplus is None else len(surplus.kept_U)
+    centers_CD = inverted_file.cluster_centers(features, num_samples)
     label_N = ground.map_over_slices(lambda rows: inverted_file.nearest_center(ground.features(rows), centers_CD))
+    label_U = (label_N if surplus is None else label_N[surplus.kept_U]).long()
     inverted = inverted_file.invert(
-        ground.features, centers_CD, label_N.long(), num_neighbors=num_neighbors, wanted_recall=wanted_recall
+        features, centers_CD, label_U, num_neighbors=num_neighbors, wanted_recall=wanted_recall
     )
     if inverted.recall < LOW_RECALL:
         rank_zero_warn(
@@ -102,14 +116,40 @@ def _approximate_share(
     # float32 would be as much memory as the rows' numbers; what float16 rounds averages out in f
     similarity_TV = torch.empty(shape, dtype=torch.float16, device=ground.device)
     neighbor_TV = torch.empty(shape, dtype=torch.int32, device=ground.device)
-    found = inverted_file.search(ground.features, inverted, own, num_neighbors=num_neighbors)
+    found = inverted_file.search(features, inverted, own, num_neighbors=num_neighbors)
     for number, (part, similarity_PT, neighbor_PT) in enumerate(found):
         if number % PANELS_PER_TRIM == 0:
             give_back_memory()
         held = slice(part.start - own.start, part.stop - own.start)
         similarity_TV[:, held], neighbor_TV[:, held] = similarity_PT.T, neighbor_PT.T
-    chunks = _chunks(edges, sharers, ground.device)
-    return NeighborTable(similarity_TV, neighbor_TV, inverted.order_N[own], chunks, inverted.recall), edges
+    rows_V = inverted.order_N[own]
+    chunks = _chunks(len(rows_V), ground.device)
+    return NeighborTable(similarity_TV, neighbor_TV, rows_V, chunks, inverted.recall), edges
+
+
+def _searched(ground: GroundSet, surplus: Surplus | None) -> Features:
+    """The features of the samples that are searched, by their number among them."""
+    return ground.features if surplus is None else lambda rows: ground.features(surplus.kept_U[rows])
+
+
+def _with_surplus(table: NeighborTable, surplus: Surplus) -> NeighborTable:
+    """The table of all samples: every copy that was left out has the list of its model, with itself first."""
+    place_U = torch.full_like(surplus.kept_U, -1)
+    place_U[table.rows_V] = torch.arange(len(table.rows_V), device=place_U.device)
+    place_S = place_U[surplus.model_S]
+    is_held_S = place_S >= 0
+    place_S, rows_S = place_S[is_held_S], surplus.rows_S[is_held_S]
+    neighbor_TV = surplus.kept_U.int()[table.neighbor_TV.long()]
+    neighbor_TS = neighbor_TV[:, place_S]
+    neighbor_TS[0] = rows_S
+    rows_V = torch.cat([surplus.kept_U[table.rows_V], rows_S])
+    return NeighborTable(
+        torch.cat([table.similarity_TV, table.similarity_TV[:, place_S]], dim=1),
+        torch.cat([neighbor_TV, neighbor_TS], dim=1),
+        rows_V,
+        _chunks(len(rows_V), rows_V.device),
+        table.recall,
+    )
 
 
 def _edges_of_groups(clusters: list[slice], num_rows: int) -> list[int]:
@@ -128,10 +168,9 @@ def _own_part(edges: list[int], sharers: RankGroup) -> slice:
     return slice(edges[share.start], edges[share.stop])
 
 
-def _chunks(edges: list[int], sharers: RankGroup, device: torch.device) -> list[slice]:
-    """This rank's parts of the table, counted from its first row."""
-    own = _own_part(edges, sharers)
-    num_samples, num_rows = own.stop - own.start, rows_at_once(facility_location.LIST_ROWS, device)
+def _chunks(num_samples: int, device: torch.device) -> list[slice]:
+    """The parts of a table of so many samples."""
+    num_rows = rows_at_once(facility_location.LIST_ROWS, device)
     return [slice(start, min(start + num_rows, num_samples)) for start in range(0, num_samples, num_rows)]
 
 
@@ -149,7 +188,7 @@ def _whole(table: NeighborTable, edges: list[int], sharers: RankGroup) -> Neighb
         gathered(table.similarity_TV),
         gathered(table.neighbor_TV),
         gathered(table.rows_V),
-        _chunks(edges, RankGroup(), table.rows_V.device),
+        _chunks(edges[-1], table.rows_V.device),
         table.recall,
     )
 

@@ -255,6 +255,11 @@ class FacilityLocation(ClosedFormObjective):
             "similar_pairs", lambda: SimilarPairs.among(ground.features, list(ground.slices_of(RankGroup())))
         )
         num_rows, num_kept = (rows_at_once(count, ground.device) for count in (OPEN_ROWS, PANEL_ROWS))
+        first_N = ground.first_copies()
+
+        def distinct(rows_V: Tensor) -> tuple[Tensor, Tensor | None]:
+            """The samples without copies, and where each has gone."""
+            return (rows_V, None) if first_N is None else torch.unique(first_N[rows_V], return_inverse=True)
 
         def nearest(rows_P: Tensor, kept_K: Tensor) -> Tensor:
             kept = (ground.features(kept_P) for kept_P in torch.split(kept_K, num_kept))
@@ -263,10 +268,12 @@ class FacilityLocation(ClosedFormObjective):
         with one_thread_each(ground.device) as start:
             waiting = []
             for rows_V, mask_N in zip(rows, masks_RN, strict=True):
-                kept_K = mask_N.nonzero().squeeze(1)
-                parts = torch.split(rows_of(rows_V, ground.device), num_rows)
-                waiting.append([start(nearest, part_P, kept_K) for part_P in parts])
-            return [torch.cat([wait() for wait in of_mask]) for of_mask in waiting]
+                kept_K, _ = distinct(mask_N.nonzero().squeeze(1))
+                open_V, place_V = distinct(rows_of(rows_V, ground.device))
+                parts = torch.split(open_V, num_rows)
+                waiting.append((place_V, [start(nearest, part_P, kept_K) for part_P in parts]))
+            found = [(place_V, torch.cat([wait() for wait in of_mask])) for place_V, of_mask in waiting]
+            return [nearest_V if place_V is None else nearest_V[place_V] for place_V, nearest_V in found]
 
     @classmethod
     def _brute_force(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 FLOAT64_MANTISSA_BITS = 52
@@ -31,7 +32,8 @@ def round_to_grid(values: Tensor, *, bound: float) -> Tensor:
         True
     """
     scale = grid_scale(bound)
-    return (values.double() * scale).round_().mul_(1 / scale)
+    scaled = values * scale if values.dtype == torch.float64 else values.double().mul_(scale)
+    return scaled.round_().mul_(1 / scale)
 
 
 def grid_scale(bound: float) -> float:

@@ -39,12 +39,12 @@ def solve_log_time(logits_N: Tensor, num_expected: float) -> float:
     log_time = (low + high) / 2
     for _ in range(MAX_NEWTON_STEPS):
         hazard_N = (logits64_N + log_time).exp_()
-        excess = -torch.expm1(-hazard_N).sum().item() - num_expected
+        excess = -hazard_N.neg().expm1_().sum().item() - num_expected
         if abs(excess) <= RELATIVE_TOLERANCE * num_expected or low >= high:
             break
         low, high = (low, log_time) if excess > 0 else (log_time, high)
         # where a hazard is infinite nothing is left to change
-        slope = (hazard_N * torch.exp(-hazard_N)).nan_to_num_(nan=0.0).sum().item()
+        slope = hazard_N.neg().exp_().mul_(hazard_N).nan_to_num_(nan=0.0).sum().item()
         newton = log_time - excess / slope if slope > 0 else low
         # a Newton step out of the bracket is replaced by bisection
         log_time = newton if low < newton < high else (low + high) / 2
@@ -65,7 +65,7 @@ def rung_probabilities(logits_N: Tensor, log_time: float | Tensor) -> Tensor:
         >>> rung_probabilities(torch.zeros(2), math.log(math.log(2.0)))
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    return torch.expm1((logits_N.detach().double() + log_time).exp_().neg_()).neg_()
+    return (logits_N.detach().double() + log_time).exp_().neg_().expm1_().neg_()
 
 
 def ringing_rates(logits_N: Tensor, log_time: float | Tensor) -> Tensor:

@@ -10,6 +10,7 @@ the exponential race, which we use.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -34,25 +35,6 @@ class Draws(NamedTuple):
     log_times_R: Tensor
 
 
-def draw(logits_N: Tensor, num_selected: int, *, generator: torch.Generator) -> Tensor:
-    """Draws one ordered sample of `num_selected` without replacement; see `draw_group`.
-
-    Args:
-        logits_N: float (N,), finite.
-        num_selected: K, in [1, N].
-        generator: source of randomness, on the device of the logits.
-
-    Returns:
-        int64 (K,), rows in the order in which they were drawn.
-
-    Example:
-        >>> logits = torch.tensor([0.0, 200.0, -200.0])
-        >>> draw(logits, 2, generator=torch.Generator().manual_seed(0)).tolist()
-        [1, 0]
-    """
-    return draw_group(logits_N, num_selected, generators=[generator]).draws_RK[0]
-
-
 def draw_group(logits_N: Tensor, num_selected: int, *, generators: list[torch.Generator]) -> Draws:
     """Draws ordered samples of `num_selected` without replacement, each from randomness of its own.
 
@@ -70,11 +52,32 @@ def draw_group(logits_N: Tensor, num_selected: int, *, generators: list[torch.Ge
     Returns:
         The draws, and when their last clocks rang.
     """
+    draws, log_times = zip(*draw_each(logits_N, num_selected, generators=generators), strict=True)
+    return Draws(torch.stack(draws), torch.stack(log_times))
+
+
+def draw_each(
+    logits_N: Tensor, num_selected: int, *, generators: Iterable[torch.Generator]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The draws of `draw_group` one by one, for those who need not have all at once.
+
+    Args:
+        logits_N: float (N,), finite.
+        num_selected: K, in [1, N].
+        generators: a source of randomness for each draw, on the device of the logits; may all be the same.
+
+    Yields:
+        int64 (K,), rows in the order in which they were drawn, and the logarithm of when the last clock rang.
+
+    Example:
+        >>> logits = torch.tensor([0.0, 200.0, -200.0])
+        >>> [rows.tolist() for rows, _ in draw_each(logits, 2, generators=[torch.Generator().manual_seed(0)])]
+        [[1, 0]]
+    """
     logits64_N = logits_N.detach().double()
     log_time = _safe_log_time(logits64_N, num_selected)
-    highest_N = (rung_probabilities(logits64_N, log_time) * COARSE).clamp_(max=COARSE - 1).int()
+    highest_N = rung_probabilities(logits64_N, log_time).mul_(COARSE).clamp_(max=COARSE - 1).int()
     coarse_N = torch.empty_like(highest_N)
-    draws, log_times = [], []
     for generator in generators:
         coarse_N.random_(generator=generator)
         is_early_N = coarse_N <= highest_N
@@ -85,9 +88,7 @@ def draw_group(logits_N: Tensor, num_selected: int, *, generators: list[torch.Ge
             log_clock = torch.cat([log_clock, _log_clocks(logits64_N, coarse_N, late, generator)])
             rows = torch.cat([rows, late])
         first_K = smallest(log_clock, num_selected)
-        draws.append(rows[first_K])
-        log_times.append(log_clock[first_K[-1]])
-    return Draws(torch.stack(draws), torch.stack(log_times))
+        yield rows[first_K], log_clock[first_K[-1]]
 
 
 def _safe_log_time(logits64_N: Tensor, num_selected: int) -> float:

@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from datamask_pl.functional import plackett_luce
-from datamask_pl.functional.plackett_luce import draw, draw_group, log_prob, masks_of, score
+from datamask_pl.functional.plackett_luce import draw_group, log_prob, masks_of, score
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def draw(logits_N: torch.Tensor, num_selected: int, *, generator: torch.Generator) -> torch.Tensor:
+    return draw_group(logits_N, num_selected, generators=[generator]).draws_RK[0]
 
 
 def logits_of(num_samples: int, seed: int, scale: float = 1.5) -> np.ndarray:
