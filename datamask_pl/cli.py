@@ -77,8 +77,8 @@ def main(args: Sequence[str] | None = None) -> None:
         message = _one_line(str(error))
         _fail(_in_config(message, arguments) + _hint(command, message))
     except UnicodeDecodeError as error:
-        name = _unread_config(arguments) or "a file that should be text"
-        _fail(f"{name} is no text ({error}); a config is a YAML file.")
+        text = _unread_config(arguments) or "a file that should be text"
+        _fail(f"{text} is no text ({error}); a config is a YAML file.")
     except OSError as error:
         # a disk or a network that fails where nobody expected it; the system's words name the file, but not of a read
         name = None if error.filename else _unread_config(arguments)
