@@ -77,10 +77,13 @@ def main(args: Sequence[str] | None = None) -> None:
         message = _one_line(str(error))
         _fail(_in_config(message, arguments) + _hint(command, message))
     except UnicodeDecodeError as error:
-        _fail(f"a file that should be text is not ({error}); a config is a YAML file.")
+        text = _unread_config(arguments) or "a file that should be text"
+        _fail(f"{text} is no text ({error}); a config is a YAML file.")
     except OSError as error:
-        # a disk or a network that fails where nobody expected it; the system's words name the file
-        _fail(f"{_one_line(str(error))}; the same command can be given again.", code=FAILURE)
+        # a disk or a network that fails where nobody expected it; the system's words name the file, but not of a read
+        name = None if error.filename else _unread_config(arguments)
+        cause = f"config {name} cannot be read: {error.strerror}" if name else _one_line(str(error))
+        _fail(f"{cause}; the same command can be given again.", code=FAILURE)
     except Exception as error:
         if str(error) == "embedded null byte":  # what the system says of such a path
             _fail("a path holds a zero byte; remove it.")
@@ -176,10 +179,27 @@ def _in_config(message: str, arguments: list[str]) -> str:
     """The message with the names of the config files, where the parser has read one as a text without a name."""
     if not message.startswith("Problems parsing config: "):
         return message
-    names = [name for option, name in pairwise(arguments) if option in ("--config", "-c")]
-    names += [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
+    names = _configs(arguments)
     problem = message.removeprefix("Problems parsing config: ").replace(' in "<unicode string>",', " at")
     return f"config {' or '.join(names) or 'file'} is no YAML: {problem}"
+
+
+def _configs(arguments: list[str]) -> list[str]:
+    names = [name for option, name in pairwise(arguments) if option in ("--config", "-c")]
+    return names + [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
+
+
+def _unread_config(arguments: list[str]) -> str | None:
+    """The first config that is no text or cannot be read; options, and variables, may also name one of a part."""
+    values = [argument.rpartition("=")[2] for argument in arguments]
+    values += [value for name, value in os.environ.items() if name.startswith("DATAMASK_")]
+    for name in _configs(arguments) + [value for value in values if value.endswith((".yaml", ".yml", ".json"))]:
+        try:
+            if os.path.isfile(name):
+                Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return name
+    return None
 
 
 def _kind(annotation: str) -> str:

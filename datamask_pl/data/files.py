@@ -134,6 +134,11 @@ def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
             yield parquet
 
 
+def row_group_rows(footer: pq.FileMetaData) -> tuple[int, ...]:
+    """Rows of each row group of a file."""
+    return tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+
+
 def iterate_batches(
     parquet: pq.ParquetFile,
     name: str,
@@ -214,7 +219,7 @@ def _raise(error: OSError) -> None:
 
 def _check_footer(footer: pq.FileMetaData, name: str) -> None:
     """Raises a DataFileError if a footer contradicts itself; it has no checksum."""
-    in_groups = sum(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+    in_groups = sum(row_group_rows(footer))
     if in_groups != footer.num_rows:
         raise DataFileError(
             f"{name} is damaged: its footer says that there are {footer.num_rows} rows, and {in_groups} in its row "

@@ -10,10 +10,11 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from datamask_pl.data.blocks import BlockPlan, Segment
-from datamask_pl.data.files import open_parquet
+from datamask_pl.data.files import iterate_batches, open_parquet, row_group_rows
 from datamask_pl.data.forced_ids import ForcedIds
 from datamask_pl.data.limits import LimitsBuilder, Survey
 from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
@@ -59,6 +60,8 @@ class BlockReader:
         self.num_features = dataset.feature_type.list_size or _find_num_features(dataset)
         is_half = pa.types.is_float16(dataset.feature_type.value_type)
         self._dtype = torch.float16 if is_half else torch.float32
+        # row groups, by file, that this process has read to their end
+        self._whole: set[tuple[int, int]] = set()
 
     def read(self, plan: BlockPlan, index: int) -> tuple[Block, BadRows]:
         """Reads a block.
@@ -156,14 +159,15 @@ class BlockReader:
         chunk_rows = min(_MAX_CHUNK_ROWS, max(1, _CHUNK_BYTES // bytes_per_row))
         first_rows = np.cumsum([0, *file.row_group_rows])
         with open_parquet(file.location) as parquet:
-            _check_unchanged(file, parquet.metadata.num_row_groups, parquet.metadata.num_rows)
+            _check_unchanged(file, parquet.metadata)
             for segment in segments:
                 row = 0
-                batches = parquet.iter_batches(
-                    chunk_rows,
-                    row_groups=[segment.row_group],
+                batches = iterate_batches(
+                    parquet,
+                    file.name,
+                    batch_rows=chunk_rows,
                     columns=self.dataset.columns.names,
-                    use_threads=False,
+                    row_group=segment.row_group,
                 )
                 for batch in batches:
                     start, stop = max(segment.start - row, 0), min(segment.stop - row, len(batch))
@@ -171,13 +175,12 @@ class BlockReader:
                         first_row = int(first_rows[segment.row_group]) + row + start
                         yield first_row, batch.slice(start, stop - start)
                     row += len(batch)
-                    if row >= segment.stop:
+                    # A page that pyarrow leaves out gives the rows after it those of others, and only the end of the
+                    # row group tells. So a block is not done at its own last row, unless the end has been seen before.
+                    is_known = (file_index, segment.row_group) in self._whole
+                    if is_known and segment.stop <= row < file.row_group_rows[segment.row_group]:
                         break
-                if row < segment.stop:
-                    raise DataFileError(
-                        f"{file.name}: row group {segment.row_group} ends after {row} rows, its footer says "
-                        f"{file.row_group_rows[segment.row_group]}; write the file again."
-                    )
+                self._whole.add((file_index, segment.row_group))
 
     def _make_room(self, num_rows: int) -> torch.Tensor:
         """Memory for the features of a block."""
@@ -199,11 +202,12 @@ class BlockReader:
             )
 
 
-def _check_unchanged(file: DataFile, num_row_groups: int, num_rows: int) -> None:
-    if num_row_groups != len(file.row_group_rows) or num_rows != file.num_rows:
+def _check_unchanged(file: DataFile, footer: pq.FileMetaData) -> None:
+    if row_group_rows(footer) != file.row_group_rows:
         raise DataFileError(
             f"{file.name} has changed since its footer was read at the start: it had {file.num_rows} rows in "
-            f"{len(file.row_group_rows)} row groups and has {num_rows} in {num_row_groups}; start again."
+            f"{len(file.row_group_rows)} row groups and has {footer.num_rows} in {footer.num_row_groups}, or groups of "
+            "other sizes; start again."
         )
 
 

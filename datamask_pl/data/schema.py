@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from datamask_pl.data.files import Location, expand, open_parquet
+from datamask_pl.data.files import Location, expand, open_parquet, row_group_rows
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
 
 _NUM_FOOTER_THREADS = 16
@@ -165,7 +165,7 @@ def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
 def _read_footer(location: Location, columns: Columns) -> _Footer:
     with open_parquet(location) as parquet:
         metadata = parquet.metadata
-        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        rows = row_group_rows(metadata)
         if sum(rows) != metadata.num_rows or any(num_rows < 0 for num_rows in rows):
             raise DataFileError(
                 f"{location.name} is damaged: its row groups have {sum(rows)} rows and its footer says "

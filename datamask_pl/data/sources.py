@@ -11,7 +11,7 @@ from functools import partial
 import pyarrow as pa
 
 from datamask_pl.data.blocks import common_folder
-from datamask_pl.data.files import Location, expand, iterate_batches, open_parquet
+from datamask_pl.data.files import Location, expand, iterate_batches, open_parquet, row_group_rows
 from datamask_pl.errors import ConfigError, SchemaError
 from datamask_pl.storage import AnyPath, any_path, full_name, is_below
 
@@ -100,7 +100,7 @@ def check_outside(folders: Mapping[str, AnyPath], source: str | list[str], locat
 def _read_footer(location: Location, relative_name: str, id_column: str) -> SourceFile:
     with open_parquet(location) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
-        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        rows = row_group_rows(metadata)
     if schema.names.count(id_column) > 1:
         raise SchemaError(f"{location.name} has several columns named {id_column!r}; rename all but one.")
     id_type = schema.field(id_column).type if id_column in schema.names else None

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from shards import find_pages
 
 from datamask_pl.errors import DatamaskError
 
@@ -37,6 +38,7 @@ damage = st.lists(
     st.one_of(
         st.tuples(st.just("flip"), place, st.integers(0, 7)),
         st.tuples(st.just("flip"), place.map(lambda share: 1 - share / 20), st.integers(0, 7)),
+        st.tuples(st.just("page"), place, st.integers(0, 7)),
         st.tuples(st.just("set"), place, st.sampled_from([0, 1, 127, 128, 255])),
         st.tuples(st.just("cut"), place, st.integers(0, 100)),
         st.tuples(st.just("insert"), place, st.binary(min_size=1, max_size=8)),
@@ -50,7 +52,7 @@ damage = st.lists(
 
 
 def spoil(content, changes, other):
-    """Content after some changes; `footer` takes the one of another file."""
+    """Content after some changes; `page` flips a bit of a page's header, `footer` takes the one of another file."""
     for kind, share, value in changes:
         position = min(int(share * len(content)), len(content) - 1)
         if not content:
@@ -58,6 +60,12 @@ def spoil(content, changes, other):
         head, byte, tail = content[:position], content[position], content[position + 1 :]
         if kind == "flip":
             content = head + bytes([byte ^ (1 << value)]) + tail
+        elif kind == "page":
+            headers = [start + offset for start in find_pages(content) for offset in range(8)]
+            if headers:
+                content = spoil(
+                    content, [("flip", (headers[int(share * len(headers))] + 0.5) / len(content), value)], b""
+                )
         elif kind == "set":
             content = head + bytes([value]) + tail
         elif kind == "cut":

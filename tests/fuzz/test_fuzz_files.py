@@ -24,6 +24,7 @@ from datamask_pl.checkpoint_io import STATE_KEY, AtomicCheckpointIO, read_checkp
 from datamask_pl.data.blocks import plan_blocks
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.schema import Columns, read_dataset
+from datamask_pl.data.sources import plain as plain_ids
 from datamask_pl.mask_file import Manifest, part_name, read_columns, read_complete, read_part, write_part
 
 MASK_COLUMNS = ["id", "source_file", "source_row", "selected", "logit", "probability", "quality"]
@@ -100,6 +101,7 @@ WRITERS = [
     {"compression": "zstd", "use_dictionary": False},
     {"compression": "none", "use_dictionary": False},
     {"row_group_size": 17, "use_dictionary": False},
+    {"compression": "none", "use_dictionary": False, "data_page_size": 1, "write_batch_size": 8},
     {"row_group_size": 17},
 ]
 
@@ -117,28 +119,37 @@ def shards(tmp_path_factory):
                 pq.write_table(table, path, write_page_checksum=True, **options)
                 contents.append(path.read_bytes())
             path.write_bytes(contents[0])
-            found.append((*contents, read_block(path)))
+            found.append((*contents, read_block(path, 10**6, 0)))
     return Known(path=path, found=found)
 
 
-def read_block(path):
+def read_block(path, block_size, index):
+    """A block, by a reader that has read nothing before, a few rows at a time."""
     dataset = read_dataset(str(path), Columns(**COLUMNS))
-    plan = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=10**6, seed=0)
-    return BlockReader(dataset, quality_scaling="rank", on_bad_row="error").read(plan[0], 0)[0]
+    plan = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=block_size, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datamask_pl.data.reader._MAX_CHUNK_ROWS", 8)
+        return BlockReader(dataset, quality_scaling="rank", on_bad_row="error").read(plan[index], index)[0]
 
 
 @inputs(0.24)
-@given(kind=st.integers(0, len(KINDS) * len(WRITERS) - 1), changes=damage)
-def test_a_damaged_shard_is_refused_or_read(shards, kind, changes):
+@given(
+    kind=st.integers(0, len(KINDS) * len(WRITERS) - 1),
+    changes=damage,
+    block=st.sampled_from([(10**6, 0), (30, 0), (12, 0), (12, 2), (12, 4)]),  # rows of a block, and which
+)
+def test_a_damaged_shard_is_refused_or_read(shards, kind, changes, block):
     whole, other, expected = shards.found[kind]
     shards.path.write_bytes(spoil(whole, [change for change in changes if change[0] != "footer"], other))
     with ours():
-        block = read_block(shards.path)
+        size, index = block
+        block = read_block(shards.path, size, index)
+        rows = slice(size * index, size * index + size)
         if kind % len(WRITERS) == len(WRITERS) - 1:
             return
-        assert is_same(block.ids, expected.ids)
-        assert block.features_ND.tolist() == expected.features_ND.tolist()
-        assert block.quality_N.tolist() == expected.quality_N.tolist()
+        assert is_same(plain_ids(block.ids), plain_ids(expected.ids)[rows])
+        assert block.features_ND.tolist() == expected.features_ND[rows].tolist()
+        assert block.quality_N.tolist() == expected.quality_N[rows].tolist()
 
 
 @inputs(0.02)

@@ -54,14 +54,33 @@ def test_a_shard_that_cannot_be_read_ends_the_run_before_anything_is_written(wor
     assert list(workplace.iterdir()) == []
 
 
-def test_a_config_that_cannot_be_read_is_named(workplace, undisturbed, capsys):
-    (workplace / "mine.yaml").write_text("model: {num_steps: 3}\n")
+CONFIGS = {
+    "by an option": ("model: {num_steps: 3}", ("--config", "mine.yaml"), {}),
+    "by one with =": ("model: {num_steps: 3}", ("--config=mine.yaml",), {}),
+    "after another": ("model: {num_steps: 3}", ("--config", "whole.yaml", "--config", "mine.yaml"), {}),
+    "for a part": ("{num_steps: 3}", ("--model", "mine.yaml"), {}),
+    "by a variable": ("model: {num_steps: 3}", (), {"DATAMASK_FIT__CONFIG": "mine.yaml"}),
+}
+
+
+@pytest.mark.parametrize("given", CONFIGS)
+def test_a_config_that_cannot_be_read_is_named(workplace, undisturbed, capsys, monkeypatch, given):
+    content, options, variables = CONFIGS[given]
+    (workplace / "whole.yaml").write_text("model: {num_steps: 3}\n")
+    (workplace / "mine.yaml").write_text(content)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with read_fault("mine.yaml"), pytest.raises(SystemExit) as ended:
-        fit("--config", "mine.yaml", *undisturbed[0])
-    assert ended.value.code in (1, 2)
-    err = capsys.readouterr().err
-    assert "Input/output error" in err
-    assert "Traceback" not in err
+        fit(*options, *undisturbed[0])
+    assert ended.value.code == 1
+    said = "error: config mine.yaml cannot be read: Input/output error; the same command can be given again.\n"
+    assert capsys.readouterr().err == said
+    (workplace / "mine.yaml").write_bytes(b"model: \xff")
+    with pytest.raises(SystemExit) as ended:
+        fit(*options, *undisturbed[0])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: mine.yaml is no text ('utf-8' codec can't decode byte 0xff in ")
+    assert sorted(path.name for path in workplace.iterdir()) == ["mine.yaml", "whole.yaml"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's own thread

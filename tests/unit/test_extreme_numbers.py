@@ -151,6 +151,16 @@ def test_a_ratio_that_keeps_none_is_an_error_that_says_which_does(workplace, cap
     assert budget(1e-6, 1_000_000) == 1
 
 
+def test_a_millionth_of_half_a_million_is_the_one_that_is_best(workplace):
+    """Of one sample the pairwise diversity is 0, so quality decides; the best is neither the first nor the last."""
+    features_ND = np.random.default_rng(0).normal(size=(500_000, 2)).astype(np.float32)
+    quality_N = np.arange(500_000, dtype=np.float32) * 3 % 500_000
+    path = write_rows(500_000, features_ND, quality_N)
+    options = ("--model.diversity", "pairwise", "--model.num_steps", "1")
+    fit("--data.path", path, "--model.select_ratio", "1e-6", *options)
+    assert kept().tolist() == [int(quality_N.argmax())] == [333_333]
+
+
 @pytest.mark.parametrize("diversity", ["facility_location", "pairwise", "disf"])
 def test_of_two_samples_the_better_one_is_kept(workplace, diversity):
     path = write(workplace / "shard.parquet", make_table(2, quality_score=[0.1, 0.9]))
