@@ -57,6 +57,7 @@ test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
 
 docs: $(INSTALLED)
+	PYTHONPATH=. $(BIN)/python docs/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 

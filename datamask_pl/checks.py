@@ -68,6 +68,14 @@ def warn_of_few_steps(num_steps: int, partial: float) -> None:
         )
 
 
+def warn_of_equal_rewards() -> None:
+    """Says that a step has moved nothing, where masks are drawn and no linear part is known."""
+    rank_zero_warn(
+        "all rollouts of a step had the same reward, and gave no gradient: the policy has settled on one mask, or the "
+        "objective is constant on this data. policy/groups_without_spread in the log counts such steps."
+    )
+
+
 def check_logits(logits_M: Tensor, when: str) -> None:
     """Raises a ConfigError, on all ranks, if the logits have left the range of float32."""
     if not bool(logits_M.isfinite().all()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
@@ -92,7 +91,6 @@ class FeatureDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         weights = {"quality_score": 1.0} if quality_columns is None else quality_columns
-        _check_weights(weights)
         _check_choice("quality_scaling", quality_scaling, get_args(QualityScaling))
         _check_choice("block_by", block_by, get_args(BlockBy))
         _check_choice("on_bad_row", on_bad_row, get_args(OnBadRow))
@@ -380,14 +378,6 @@ class FeatureDataModule(LightningDataModule):
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:  # noqa: ANN401
     if value not in choices:
         raise ConfigError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}.")
-
-
-def _check_weights(quality_columns: dict[str, float]) -> None:
-    if not quality_columns:
-        raise ConfigError("data.quality_columns must name at least one column, got {}.")
-    for name, weight in quality_columns.items():
-        if not math.isfinite(weight):
-            raise ConfigError(f"data.quality_columns: the weight of {name!r} must be finite, got {weight}.")
 
 
 def _check_same_plan(plan_hashes: list[str]) -> None:

@@ -21,7 +21,7 @@ from datamask_pl.data.files import Location, iterate_batches, open_parquet
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.settings import differences
 from datamask_pl.storage import AnyPath, read_footer
-from datamask_pl.texts import ROW_GROUP_SIZE, check_same, check_schema, feature_array, text_list
+from datamask_pl.texts import ROW_GROUP_SIZE, check_schemas, feature_array, text_list
 
 METADATA_KEY = b"datamask_pl_embed"
 FORMAT = 1
@@ -72,14 +72,13 @@ def plan_files(
             files disagree.
         DataFileError: If a file cannot be read.
     """
-    schemas, files = [], []
+    with_rows, files = [], []
     for location, target in zip(locations, targets, strict=True):
         with open_parquet(location) as parquet:
-            schemas.append(parquet.schema_arrow)
             files.append(TextFile(location, target, parquet.metadata.num_rows, location.size()))
-    for location, schema in zip(locations, schemas, strict=True):
-        check_schema(location.name, schema, text_column, feature_column)
-        check_same(location.name, schema, locations[0].name, schemas[0])
+            if files[-1].num_rows:
+                with_rows.append((location.name, parquet.schema_arrow))
+    check_schemas(with_rows, text_column, feature_column)
     return files
 
 
@@ -134,7 +133,8 @@ def embed_file(
     """
     with open_parquet(file.location) as parquet:
         schema = parquet.schema_arrow
-    schema = schema.remove(schema.get_field_index(text_column))
+    # a file without rows may have any columns
+    schema = pa.schema([field for field in schema if field.name not in (text_column, feature_column)], schema.metadata)
     others = schema.names
     schema = schema.append(pa.field(feature_column, pa.list_(pa.float16(), encoder.num_dimensions)))
     record = json.dumps({"format": FORMAT, "settings": dict(settings), "source": file.source()}).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import json
 import logging
@@ -12,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -103,8 +104,13 @@ class FitCLI(LightningCLI):
         parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Finds the run to continue, if one is named by --run_name or --ckpt_path."""
-        super().parse_arguments(parser, args)
+        """Checks the variables, and finds the run to continue, if one is named by --run_name or --ckpt_path."""
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError:
+            _check_variables(parser, self._parser("fit"))  # what is missing may stand under a wrong name
+            raise
+        _check_variables(parser, self._parser("fit"))
         config = self.config[self.config.subcommand]
         for group in ("data", "model", "mask", "preemption", "checkpoint", "launch", "trainer"):
             if not isinstance(config[group], Namespace):
@@ -285,6 +291,32 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
             ".ckpt file."
         )
     return max(traces, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def _check_variables(main: LightningArgumentParser, fit: LightningArgumentParser) -> None:
+    """Refuses variables of the environment that are meant for us and would be ignored.
+
+    That is those that begin as our options do, and those whose name is near to that of an option. Others that begin
+    with our prefix may be a user's own.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    for name in sorted(name for name in os.environ if name.upper().startswith(f"{ENV_PREFIX}_")):
+        if name in {_variable(parser, action.dest) for parser in (main, fit) for action in parser._actions}:
+            continue
+        options = [_variable(fit, action.dest) for action in fit._actions]
+        nearest = difflib.get_close_matches(name.upper(), options, n=1, cutoff=0.85)
+        if nearest or name.upper().startswith(f"{ENV_PREFIX}_FIT_"):
+            hint = f"the nearest is {nearest[0]}" if nearest else "python cli.py fit --help lists them"
+            raise ConfigError(
+                f"the environment has {name}, which is no option of fit; {hint}; mend its name or unset it."
+            )
+
+
+def _variable(parser: LightningArgumentParser, dest: str) -> str:
+    """The variable of an option, as jsonargparse names it."""
+    return f"{parser.env_prefix}_{dest}".replace(".", "__").upper()
 
 
 def _check_run_is_local(config: Any) -> None:  # noqa: ANN401

@@ -83,7 +83,7 @@ def join_columns(
             "give all files."
         )
     tables = []
-    for source in sources:
+    for source in (source for source in sources if source.num_rows):
         with open_parquet(source.location) as parquet:
             tables.append(read_table(parquet, source.location.name, list(names)))
     joined = pa.concat_tables(tables, promote_options="permissive").take(pa.array(row_M))

@@ -143,7 +143,7 @@ def _join_by_row(
     for index, name in enumerate(names):
         keep[name][rows.row_K[bounds[index] : bounds[index + 1]]] = True
     selection = [keep[source.relative_name] for source in sources]
-    if any(source.id_type is None for source in sources):
+    if any(source.id_type is None and source.num_rows for source in sources):
         return Selection(selection, "row, ids not checked")
     with ThreadPoolExecutor(num_workers) as pool:
         check = partial(_find_other_id, rows=rows, id_column=id_column)
@@ -313,7 +313,9 @@ def _is_first(code_B: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, reason: str | None) -> None:
-    """Raises a SchemaError if a file has no ids of the mask's type; `reason` is why they are joined by id."""
+    """Raises a SchemaError if a file with rows has no ids of the mask's type; `reason` is why they are joined by id."""
+    if not source.num_rows:
+        return
     why = f" (joined by id, for {reason})" if reason else ""
     if source.id_type is None:
         raise SchemaError(f"{source.location.name} has no column {id_column!r}{why}; set id_column to that of the ids.")

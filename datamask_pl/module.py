@@ -10,14 +10,13 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from datamask_pl import checks
 from datamask_pl.block_ground import check_budgets, make_ground, part_of
 from datamask_pl.block_solution import calibrate, solve
 from datamask_pl.block_state import BlockState, read_dump
 from datamask_pl.checkpoint_io import STATE_KEY
-from datamask_pl.checks import check, check_choice, check_logits, check_schedule, check_trainer, warn_of_few_steps
 from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed import RankGroup, failing_together
@@ -103,8 +102,8 @@ class MaskLearner(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        check_choice("estimator", estimator, get_args(Estimator))
-        check_choice("init", init, get_args(Initialization))
+        checks.check_choice("estimator", estimator, get_args(Estimator))
+        checks.check_choice("init", init, get_args(Initialization))
         self.rule = BudgetRule(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
@@ -125,10 +124,12 @@ class MaskLearner(LightningModule):
         self.patience = patience
         self.min_churn = min_churn
         self.polish = polish
-        check(self.num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
-        check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
-        check(patience is None or patience >= 1, "patience must be at least 1", patience)
-        check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
+        checks.check(
+            self.num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts
+        )
+        checks.check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
+        checks.check(patience is None or patience >= 1, "patience must be at least 1", patience)
+        checks.check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
         if estimator == "multilinear" and not self.objective.has_expectation:
             names = ", ".join(self.objective.without_expectation())
             raise ConfigError(
@@ -171,11 +172,11 @@ class MaskLearner(LightningModule):
         source.prepare()
         default_partial = 1.0 if self.is_controlled else DEFAULT_PARTIAL
         with failing_together():
-            check_trainer(self.trainer)
+            checks.check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
             check_budgets(self.rule, source, step_share=1.0 if self.is_whole_block else step_share)
         if self._has_default_steps and self.is_controlled and not self.is_whole_block:
-            warn_of_few_steps(self.num_steps, step_share)
+            checks.warn_of_few_steps(self.num_steps, step_share)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
         on_cpu = self.trainer.strategy.root_device.type == "cpu"
         source.set_reading(is_ahead=not (on_cpu and self.objective.holds_lists))
@@ -224,7 +225,7 @@ class MaskLearner(LightningModule):
         if not self.is_block_done:
             return
         logits_N = self._logits(state)
-        check_logits(logits_N, f"block {state.block.index} after its last step")
+        checks.check_logits(logits_N, f"block {state.block.index} after its last step")
         self.check_agreement(f"end of block {state.block.index}")
         self.result = solve(
             state,
@@ -345,7 +346,7 @@ class MaskLearner(LightningModule):
         block, step = batch.block.index, batch.step
         step_name = f"block {block}, step {step}"
         logits_M = self._logits(state) if batch.rows_M is None else self.policy.logits.detach()[batch.rows_M]
-        check_logits(logits_M, step_name)
+        checks.check_logits(logits_M, step_name)
         if self.estimator == "multilinear":
             return multilinear_update(
                 logits_M,
@@ -378,10 +379,7 @@ class MaskLearner(LightningModule):
         self.latest = {**self.metrics.compute(), "policy/lr": rate}
         self.metrics.reset()
         if self.latest.get("policy/groups_without_spread") and not self.is_controlled:
-            rank_zero_warn(
-                "all rollouts of a step had the same reward, and gave no gradient: the policy has settled on one mask, "
-                "or the objective is constant on this data. policy/groups_without_spread in the log counts such steps."
-            )
+            checks.warn_of_equal_rewards()
         for logger in self.trainer.loggers:
             logger.log_metrics(self.latest, step=step)
 

@@ -6,6 +6,7 @@ Shape suffixes: N texts, D features.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ class Corpus:
     Attributes:
         texts: N texts, in the order of the files and their rows.
         others: table of N rows with every column but the text.
-        paths: the files.
+        paths: the files that have rows.
         starts: for each file, the position of its first row in `texts`.
     """
 
@@ -62,21 +63,23 @@ def read_corpus(files: list[Location], *, text_column: str, feature_column: str)
 
     Raises:
         SchemaError: As `embed`.
-        DataFileError: If a file cannot be read.
+        DataFileError: If a file cannot be read, or none has a row.
         BadRowError: If a text is null.
     """
-    paths = [file.name for file in files]
-    schemas = []
+    schemas, with_rows = [], []
     for file in files:
         with open_parquet(file) as parquet:
-            schemas.append(parquet.schema_arrow)
-    for path, schema in zip(paths, schemas, strict=True):
-        check_schema(path, schema, text_column, feature_column)
-        check_same(path, schema, paths[0], schemas[0])
+            if parquet.metadata.num_rows:
+                schemas.append(parquet.schema_arrow)
+                with_rows.append(file)
+    if not with_rows:
+        raise DataFileError(f"source matches {len(files)} files without a single row, the first is {files[0].name}.")
+    paths = [file.name for file in with_rows]
+    check_schemas(list(zip(paths, schemas, strict=True)), text_column, feature_column)
     texts: list[str] = []
     starts: list[int] = []
     others: list[pa.Table] = []
-    for path, file in zip(paths, files, strict=True):
+    for path, file in zip(paths, with_rows, strict=True):
         starts.append(len(texts))
         with open_parquet(file) as parquet:
             table = read_table(parquet, path)
@@ -113,7 +116,19 @@ def text_list(column: pa.ChunkedArray, *, path: str, text_column: str, first_row
     return texts
 
 
-def check_schema(path: str, schema: pa.Schema, text_column: str, feature_column: str) -> None:
+def check_schemas(files: Sequence[tuple[str, pa.Schema]], text_column: str, feature_column: str) -> None:
+    """Checks the columns of files that have rows, by name and schema. Of one without, no column matters.
+
+    Raises:
+        SchemaError: If the text column is missing or holds no strings, the feature column is there already, or two
+            files disagree.
+    """
+    for path, schema in files:
+        _check_schema(path, schema, text_column, feature_column)
+        _check_same(path, schema, *files[0])
+
+
+def _check_schema(path: str, schema: pa.Schema, text_column: str, feature_column: str) -> None:
     """Checks that a file has texts, and no column of the name of the features.
 
     Raises:
@@ -129,7 +144,7 @@ def check_schema(path: str, schema: pa.Schema, text_column: str, feature_column:
         raise SchemaError(f"{path} has a column {feature_column!r} already; give feature_column another name.")
 
 
-def check_same(path: str, schema: pa.Schema, first_path: str, first_schema: pa.Schema) -> None:
+def _check_same(path: str, schema: pa.Schema, first_path: str, first_schema: pa.Schema) -> None:
     """Compares names and types of two files' columns, in any order; nullability and metadata may differ.
 
     Raises:

@@ -1,6 +1,6 @@
-"""The pages of the site that are made from the code: options of fit, and one page a command. A hook of mkdocs.
+"""The pages that are made from the code: options of fit, and one page a command. A hook of mkdocs.
 
-`python docs/reference.py` prints them.
+`python docs/reference.py`, which `make docs` calls, writes them beside the others, to be read without a site, too.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _cell(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """All pages that are made from the code, by their place below docs/."""
-    return {"options.md": options_page(), **{f"commands/{name}.md": command_page(name) for name in COMMANDS}}
+    texts = {"options.md": options_page(), **{f"commands/{name}.md": command_page(name) for name in COMMANDS}}
+    return {place: text.rstrip() + "\n" for place, text in texts.items()}
 
 
 def on_config(config: Any) -> Any:  # noqa: ANN401
@@ -188,11 +189,9 @@ def on_config(config: Any) -> Any:  # noqa: ANN401
 
 
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401
-    """Adds the pages, and the configurations that other pages link to."""
+    """Adds the configurations that other pages link to."""
     from mkdocs.structure.files import File
 
-    for place, text in pages().items():
-        files.append(File.generated(config, place, content=text))
     for path in sorted((ROOT / "configs").rglob("*")):
         if path.is_file():
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
@@ -215,4 +214,7 @@ def on_post_template(output_content: str, **_: Any) -> str:  # noqa: ANN401
 
 
 if __name__ == "__main__":
-    print("\n\n".join(pages().values()))
+    for place, text in pages().items():
+        path = ROOT / "docs" / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")

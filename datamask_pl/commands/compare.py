@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from datamask_pl.atomic import atomic_path
 from datamask_pl.baselines.catalog import BaselineName, baseline_mask
-from datamask_pl.block_solution import calibrate, value_of
+from datamask_pl.block_solution import calibrate, draw_uniform_masks, value_of
 from datamask_pl.commands.finished_run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence import measures
@@ -35,7 +35,10 @@ from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competit
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.ground_set import GroundSet
 from datamask_pl.joint_objective import JointObjective
+from datamask_pl.module import COMPARISON
 
+# Samples that every method is tried on before it is timed.
+NUM_FIRST = 500
 MASK, RELEARNED = "mask", "relearned"
 # Relative difference of f here to the manifest's from which on the data are taken to have changed.
 _F_TOLERANCE = 1e-3
@@ -72,7 +75,8 @@ def compare(
         max_samples: of a larger block, so many random samples are compared: the mask restricted to them, and relearned
             for them. Greedy needs the square of this number of floats: 2.5 GB for 25,000.
         near_duplicate: cosine above which two samples are near-duplicates.
-        seed: of the random samples and of what is random in the competitors.
+        seed: of the random samples and of what is random in the competitors, but `random`: of a whole block that is
+            the mask that fit drew.
 
     Raises:
         ConfigError: If an option is out of range, or the files are not those that the mask was learned from.
@@ -133,26 +137,20 @@ def _compare_block(
 ) -> ComparedBlock:
     about = run.manifest.blocks[index]
     ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
-    features_ND = ground.features(slice(None))
     scale_by_name = run.scales(index)
     scales = torch.tensor(list(scale_by_name.values()), dtype=torch.float64)
     masks, seconds = {MASK: mask_N}, {MASK: float(about.get("seconds", 0.0))}
     is_whole = ground.num_samples == about["num_samples"]
+    few = _few_of(ground)
     if (run.is_exported or not is_whole) and run.can_relearn:
-        masks[RELEARNED], seconds[RELEARNED] = _timed(lambda: run.relearn(ground, scales))
+        masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.relearn, scales=scales), few, ground)
     scale_of = cache(partial(_scale, run, ground, scale_by_name, seed=derive_seed(seed, index, 1)))
     for name in names:
         quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
-        choose = partial(
-            baseline_mask,
-            name,
-            features_ND,
-            ground.quality_N,
-            num_selected=ground.num_selected,
-            quality_weight=quality_weight,
-            seed=derive_seed(seed, index, 2),
-        )
-        masks[name], seconds[name] = _timed(choose)
+        choose = partial(_choose, name, quality_weight=quality_weight, seed=derive_seed(seed, index, 2))
+        if name == "random":  # the draw of fit itself, so that a report has one number for it
+            choose = partial(_draw_one, seed=derive_seed(run.data.seed, index, COMPARISON))
+        masks[name], seconds[name] = _timed(choose, few, ground)
         advance(1)
     values = value_of(torch.stack(list(masks.values())), objective=run.objective, ground=ground, scales=scales)
     rows = [
@@ -180,14 +178,42 @@ def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bo
         note = "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
         beside = f" {RELEARNED} is what its method learns for this budget." if run.can_relearn else ""
         return [*notes, note + beside]
-    notes.append("the mask's seconds are those of the run: the whole block, on its machine, everything but reading.")
+    notes.append(
+        "the mask's seconds are those of the run: the whole block, on its machine, first calls included, reading not."
+    )
     return notes
 
 
-def _timed(choose: Callable[[], Tensor]) -> tuple[Tensor, float]:
+def _choose(name: BaselineName, ground: GroundSet, *, quality_weight: float, seed: int) -> Tensor:
+    """The mask of a competitor."""
+    return baseline_mask(
+        name,
+        ground.features(slice(None)),
+        ground.quality_N,
+        num_selected=ground.num_selected,
+        quality_weight=quality_weight,
+        seed=seed,
+    )
+
+
+def _draw_one(ground: GroundSet, *, seed: int) -> Tensor:
+    return draw_uniform_masks(1, ground, seed=seed)[0]
+
+
+def _timed(choose: Callable[[GroundSet], Tensor], few: GroundSet, ground: GroundSet) -> tuple[Tensor, float]:
+    """A mask, and how long it took once the same had been done for a few samples: a first call loads and compiles."""
+    choose(few)
     started_s = time.perf_counter()
-    mask_N = choose()
+    mask_N = choose(ground)
     return mask_N, time.perf_counter() - started_s
+
+
+def _few_of(ground: GroundSet) -> GroundSet:
+    """The first samples, with as large a share of them to keep."""
+    num_few = min(ground.num_samples, NUM_FIRST)
+    num_selected = max(1, num_few * ground.num_selected // ground.num_samples)
+    rows = slice(0, num_few)
+    return GroundSet(features_ND=ground.features(rows), quality_N=ground.quality_N[rows], num_selected=num_selected)
 
 
 def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:

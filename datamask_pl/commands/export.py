@@ -164,7 +164,7 @@ class _Blocks:
             self._check_types(part_name(0), {name: schema.field(name).type for name in names})
             return
         files = read_sources(source, id_column)
-        for file in files:
+        for file in (file for file in files if file.num_rows):
             self._check_types(file.location.name, find_types(file, names))
         self._joined = join_columns(self._folder, self._manifest, files, names, id_column=id_column)
 

@@ -128,7 +128,7 @@ def _tables(
     id_column = run.data.columns.id_column
     sources = read_sources(metadata or run.data.path, id_column)
     for column in filter(None, (group_column, length_column)):
-        for source in sources:
+        for source in (source for source in sources if source.num_rows):
             _check_column(source, column, is_length=column == length_column)
     selection = find_selection(
         run.mask,
@@ -156,6 +156,8 @@ def _pieces(
     sources: list[SourceFile], keep: list[NDArray[np.bool_]], column: str
 ) -> Iterator[tuple[pa.Array, NDArray[np.bool_]]]:
     for source, keep_N in zip(sources, keep, strict=True):
+        if not source.num_rows:
+            continue
         start = 0
         with open_parquet(source.location) as parquet:
             name = source.location.name

@@ -66,7 +66,7 @@ class Location:
         return pa.OSFile(self.path, "rb") if self.filesystem is None else self.filesystem.open(self.path, "rb")
 
 
-def expand(path: str | Sequence[str], *, option: str = "data.path") -> list[Location]:
+def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str = "a parquet file") -> list[Location]:
     """Finds the files that a path, or several, stand for.
 
     A path is a file, a directory (all `*.parquet` below it, but for names that start with `.` or `_`), a glob
@@ -75,6 +75,7 @@ def expand(path: str | Sequence[str], *, option: str = "data.path") -> list[Loca
     Args:
         path: one path or several; a file that several of them match is taken once.
         option: what the user calls it, for errors.
+        wanted: what a file is to be, for errors.
 
     Returns:
         At least one file, sorted by name as text, so part-10 comes before part-2.
@@ -95,7 +96,7 @@ def expand(path: str | Sequence[str], *, option: str = "data.path") -> list[Loca
             locations = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
         if not locations:
             raise DataFileError(
-                f"{option}: nothing matches {redact(pattern)!r}; give a parquet file, a directory that holds "
+                f"{option}: nothing matches {redact(pattern)!r}; give {wanted}, a directory that holds "
                 "*.parquet files, a glob or an fsspec URL."
             )
         for location in locations:

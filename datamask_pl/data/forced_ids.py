@@ -105,7 +105,7 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
     if path is None:
         return pa.array([], expected)
     chunks = []
-    for location in expand(path, option=option):
+    for location in expand(path, option=option, wanted="a text file with an id a line, a parquet file"):
         with open_bytes(location) as file:
             # by its name, too: one that is empty or damaged is no text
             is_parquet = file.read(len(_MAGIC)) == _MAGIC or location.name.endswith(".parquet")
@@ -116,6 +116,8 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
 
 def _read_parquet(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
     with open_parquet(location) as parquet:
+        if not parquet.metadata.num_rows:
+            return pa.array([], expected)
         there = parquet.schema_arrow
         if there.names.count(id_column) != 1:
             raise SchemaError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from datamask_pl.data.files import Location, expand, open_parquet
-from datamask_pl.errors import DataFileError, SchemaError
+from datamask_pl.errors import ConfigError, DataFileError, SchemaError
 
 _NUM_FOOTER_THREADS = 16
 
@@ -25,6 +26,9 @@ class Columns:
         feature_column: name of the column of vectors.
         cost_column: name of the column of costs, if a budget is of costs.
         group_column: name of the column of groups, if they are told apart.
+
+    Raises:
+        ConfigError: If there is no quality column, or a weight is not finite.
     """
 
     id_column: str
@@ -32,6 +36,13 @@ class Columns:
     feature_column: str
     cost_column: str | None = None
     group_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.quality_columns:
+            raise ConfigError("data.quality_columns must name at least one column, got {}.")
+        for name, weight in self.quality_columns.items():
+            if not math.isfinite(weight):
+                raise ConfigError(f"data.quality_columns: the weight of {name!r} must be finite, got {weight}.")
 
     @property
     def by_option(self) -> list[tuple[str, str]]:
@@ -99,8 +110,8 @@ class Dataset:
     Attributes:
         files: sorted by name; files without rows included.
         columns: what is read.
-        id_type: type of the id column in every file.
-        feature_type: type of the feature column in every file.
+        id_type: type of the id column in every file that has rows.
+        feature_type: type of the feature column in every file that has rows.
     """
 
     files: tuple[DataFile, ...]
@@ -111,7 +122,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Footer:
-    """A file with the types of the columns in it that are read, by name."""
+    """A file with the types of the columns in it that are read, by name; of none where it has no rows."""
 
     file: DataFile
     types: dict[str, pa.DataType] = field(default_factory=dict)
@@ -122,7 +133,8 @@ def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
 
     Args:
         path: see `files.expand`.
-        columns: what is to be read; other columns do not matter, and may differ from file to file.
+        columns: what is to be read; other columns do not matter, and may differ from file to file. Of a file without
+            rows no column matters: what writers call the type of nothing is null.
 
     Returns:
         The data set. No row of it has been read.
@@ -134,13 +146,14 @@ def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
     locations = expand(path)
     with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
         footers = list(pool.map(lambda location: _read_footer(location, columns), locations))
-    first = footers[0]
-    for footer in footers:
+    files = tuple(footer.file for footer in footers)
+    with_rows = [footer for footer in footers if footer.file.num_rows]
+    if not with_rows:
+        raise DataFileError(f"data.path matches {len(files)} files without a single row, the first is {files[0].name}.")
+    first = with_rows[0]
+    for footer in with_rows:
         _check_types(footer, columns)
         _check_agreement(first, footer, columns)
-    files = tuple(footer.file for footer in footers)
-    if not any(file.num_rows for file in files):
-        raise DataFileError(f"data.path matches {len(files)} files without a single row, the first is {files[0].name}.")
     return Dataset(
         files=files,
         columns=columns,
@@ -158,6 +171,8 @@ def _read_footer(location: Location, columns: Columns) -> _Footer:
                 f"{location.name} is damaged: its row groups have {sum(rows)} rows and its footer says "
                 f"{metadata.num_rows}; write or copy it again."
             )
+        if not sum(rows):
+            return _Footer(DataFile(location, location.size(), rows))
         schema = parquet.schema_arrow
         for option, name in columns.by_option:
             _check_is_there_once(location.name, name, schema.names, option)

@@ -110,7 +110,9 @@ def _read_footer(location: Location, relative_name: str, id_column: str) -> Sour
 
 
 def iterate_ids(source: SourceFile, id_column: str) -> Iterator[pa.Array]:
-    """The ids of a file as `plain`, some thousands at a time."""
+    """The ids of a file as `plain`, some thousands at a time; of one without rows, whatever its columns are, none."""
+    if not source.num_rows:
+        return
     with open_parquet(source.location) as parquet:
         name = source.location.name
         for batch in iterate_batches(parquet, name, batch_rows=_ID_BATCH_ROWS, columns=[id_column]):

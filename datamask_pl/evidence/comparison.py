@@ -43,7 +43,7 @@ class Row:
         facility_location: see `evidence.measures`, as are the next two; higher is better in each.
         pairwise: minus the mean cosine of two kept samples.
         disf: minus the squared norm of the kept samples' covariance.
-        seconds: it took; of the mask as the run did.
+        seconds: it took, after a first call for a few samples; of the mask as the run did.
         overlap: with the mask, Jaccard.
         near_duplicates: share of the kept samples with another kept one above the cosine.
     """
@@ -144,7 +144,8 @@ def describe_legend(near_duplicate: float) -> str:
     """What the columns of the table mean."""
     return (
         "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard, with the "
-        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g}"
+        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g};\n"
+        "seconds: each method was called for a few samples first; what a first call loads and compiles is left out"
     )
 
 

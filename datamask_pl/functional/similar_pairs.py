@@ -121,7 +121,9 @@ class SimilarPairs:
     def _raise(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
         """Raises `best_P` to the similarities that are above it; returns what to go on with."""
         num_pairs = len(own_PD) * len(other_CD)
-        if 0 < num_pairs <= FEW_PAIRS:
+        if num_pairs == 0:
+            return self
+        if num_pairs <= FEW_PAIRS:
             places = _places(torch.arange(num_pairs, device=own_PD.device), len(other_CD))
             products_PC = pair_products(own_PD, other_CD, *places).view(len(own_PD), len(other_CD))
             best_P.copy_(torch.maximum(best_P, products_PC.amax(1)))

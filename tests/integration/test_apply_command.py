@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fits import ROOT, files_below, fit, parts, run_folder, selected_ids, write_shards
-from shards import write
+from shards import make_table, write
 
 from datamask_pl.cli import main
 
@@ -48,6 +48,30 @@ def test_the_command_that_fit_names_at_its_end_keeps_the_ids_of_the_mask(finishe
     assert lines[2].startswith("next    ")
     main(command)
     assert capsys.readouterr().out.startswith("nothing was left to do\nkept    30 of 150 rows")
+
+
+def test_of_rows_with_one_id_those_are_kept_that_the_mask_keeps_or_none_are_written(workplace, capsys):
+    """Ids from 0 in each of two files: where the source is another file, nothing tells their rows apart."""
+    for index, size in enumerate((60, 40)):
+        write(workplace / f"shards/{index}.parquet", make_table(size, seed=index, copy=pa.array([index] * size)))
+    fit("--data.path", "shards", "--data.block_size", "50", "--model.select_ratio", "0.3", "--model.num_steps", "4")
+    mask = str(run_folder() / "mask")
+    main(["apply", "--mask", mask, "--source", "shards", "--output", "kept"])
+    places = [
+        (int(Path(row["source_file"]).stem), row["id"])
+        for table in parts(run_folder())
+        for row in table.to_pylist()
+        if row["selected"]
+    ]
+    kept = [pq.read_table(f"kept/{index}.parquet") for index in range(2)]
+    assert [(row["copy"], row["chunk_id"]) for table in kept for row in table.to_pylist()] == sorted(places)
+    assert len(places) == 30 > len({id_ for _, id_ in places})
+    write(Path("texts/all.parquet"), pa.concat_tables([pq.read_table(f"shards/{index}.parquet") for index in range(2)]))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["apply", "--mask", mask, "--source", "texts", "--output", "other"])
+    assert re.search(r"id \d+ is that of several samples, and 40 of 100 ids repeat", capsys.readouterr().err)
+    assert not Path("other").exists()
 
 
 def test_texts_that_the_features_were_made_from_are_joined_by_id(finished):

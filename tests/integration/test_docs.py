@@ -17,6 +17,7 @@ from datamask_pl.cli import COMMANDS, main
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+MADE = sorted((DOCS / "commands").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,28 @@ def test_defaults_are_those_that_a_run_has(reference, workplace, capsys):
             expected = "x" if name == "--data.path" else default
             assert seen is not None, name
             assert seen[1].strip("'\"") == expected.removesuffix(".0") or seen[1].strip("'\"") == expected, name
+
+
+def test_the_pages_that_are_made_from_the_code_are_up_to_date(reference):
+    for place, text in reference.pages().items():
+        assert (DOCS / place).read_text(encoding="utf-8") == text, f"docs/{place} is old; make docs writes it again"
+    written = {path.name for path in (DOCS / "commands").iterdir()}
+    assert written == {f"{name}.md" for name in COMMANDS}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *MADE], ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page):
+    """Where the pages are read in the repository, without a site."""
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, heading = target.partition("#")
+        if "://" in target:
+            continue
+        other = page.parent / name if name else page
+        assert other.exists(), f"{page.name} links to {target}"
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, target
 
 
 def commands_of(text):

@@ -1,5 +1,6 @@
 """What a user's mistake looks like: one line that names the remedy, an exit code, and nothing written."""
 
+import re
 import signal
 import time
 
@@ -161,6 +162,46 @@ class TestOptions:
     def test_a_variable_with_a_bad_value_is_refused(self, refused, data, monkeypatch):
         monkeypatch.setenv("DATAMASK_FIT__MODEL__SELECT_RATIO", "7")
         refused("select_ratio must be above 0 and at most 1, got 7.0", args=data)
+
+    @pytest.mark.parametrize(
+        ("name", "nearest"),
+        [
+            ("DATAMASK_FIT__MODEL__SELECT_RATO", "the nearest is DATAMASK_FIT__MODEL__SELECT_RATIO"),
+            ("DATAMASK_FIT_MODEL_SELECT_RATIO", "the nearest is DATAMASK_FIT__MODEL__SELECT_RATIO"),
+            ("DATAMASK_MODEL__SELECT_RATIO", "the nearest is DATAMASK_FIT__MODEL__SELECT_RATIO"),
+            ("DATAMASK_FIT__model__select_ratio", "the nearest is DATAMASK_FIT__MODEL__SELECT_RATIO"),
+            ("DATAMASK_RUN_NAME", "the nearest is DATAMASK_FIT__RUN_NAME"),
+            ("DATAMASK_FIT__UTTERLY_UNRELATED_WORDS", "python cli.py fit --help lists them"),
+        ],
+    )
+    def test_a_variable_that_is_no_option_is_refused_with_the_nearest(self, refused, data, monkeypatch, name, nearest):
+        monkeypatch.setenv(name, "0.2")
+        refused(f"the environment has {name}, which is no option of fit; {nearest}; mend its name", args=data)
+
+    def test_what_is_missing_because_its_variable_is_misspelt_is_said_so(self, refused, monkeypatch):
+        monkeypatch.setenv("DATAMASK_FIT__DATA__PTH", "shards")
+        refused("DATAMASK_FIT__DATA__PTH", "the nearest is DATAMASK_FIT__DATA__PATH", args=())
+
+    def test_a_variable_of_the_users_own_is_left_alone(self, data, monkeypatch):
+        monkeypatch.setenv("DATAMASK_ROOT", "/data")
+        monkeypatch.setenv("DATAMASK_CONFIG_DIR", "/etc")
+        monkeypatch.setenv("DATAMASK_SUBCOMMAND", "fit")
+        fit(*data)
+        assert len(parts(run_folder())) == 3
+
+    def test_every_variable_that_the_help_lists_is_an_option(self, data, monkeypatch, capsys):
+        """Oracle: the lines of jsonargparse's own help."""
+        with pytest.raises(SystemExit):
+            fit("--help")
+        names = re.findall(r"ENV: +(DATAMASK_\w+)", capsys.readouterr().out)
+        assert len(names) > 80
+        for name in names:
+            monkeypatch.setenv(name, "no such value")
+        with pytest.raises(SystemExit):
+            fit(*data)
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert "no option of fit" not in err
 
     def test_a_pattern_without_quotes_is_explained(self, refused, data):
         refused("quotes", args=("--data.path", "shards/shard-0.parquet", "shards/shard-1.parquet"))

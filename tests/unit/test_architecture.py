@@ -103,3 +103,8 @@ def test_collectives_live_in_one_module():
 def test_torch_distributed_is_known_to_few():
     users = {part_of(name) for name in SOURCES if any("torch.distributed" in other for other in imports_of(name))}
     assert users <= {"distributed", "strategy", "launch", "failures"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_module_has_at_most_400_lines(name):
+    assert SOURCES[name].read_text(encoding="utf-8").count("\n") <= 400

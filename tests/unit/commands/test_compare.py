@@ -18,6 +18,7 @@ from shards import make_table, write
 
 from datamask_pl.baselines.catalog import BASELINES
 from datamask_pl.cli import main
+from datamask_pl.commands import compare as module
 from datamask_pl.commands.finished_run import FinishedRun
 from datamask_pl.data.scaling import scale_quality
 from datamask_pl.errors import ConfigError, DataFileError
@@ -90,6 +91,34 @@ class TestTheTable:
         assert float(row["facility_location"]) == pytest.approx(about["mask"]["terms"]["facility_location"], abs=1e-6)
         assert float(row["seconds"]) == about["seconds"]
         assert float(row["overlap"]) == 1.0
+
+    @pytest.mark.parametrize("seed", [0, 5])
+    def test_the_random_mask_is_the_one_that_fit_drew(self, run, seed):
+        compare("--run", run, "--blocks", "[0, 1]", "--seed", seed, "--competitors", "[random]")
+        for index in range(2):
+            row, about = table(run)[index, "random"], manifest(run)["blocks"][str(index)]
+            assert float(row["f"]) == pytest.approx(about["random"]["f"], rel=1e-6)
+            for name, value in about["random"]["terms"].items():
+                assert float(row[name]) == pytest.approx(value, abs=1e-6)
+
+    def test_what_a_first_call_costs_is_in_no_methods_seconds(self, run, monkeypatch):
+        """Every method is called for a few samples, then for all, between two looks at the clock."""
+        events = []
+        clock, baseline_mask = module.time.perf_counter, module.baseline_mask
+
+        def noting(name, features_ND, quality_N, **options):
+            events.append((name, len(features_ND), options["num_selected"]))
+            return baseline_mask(name, features_ND, quality_N, **options)
+
+        monkeypatch.setattr(module, "NUM_FIRST", 20)
+        monkeypatch.setattr(module, "baseline_mask", noting)
+        monkeypatch.setattr(module.time, "perf_counter", lambda: events.append("clock") or clock())
+        compare("--run", run, "--competitors", "[top_quality, semdedup]")
+        seen = [event for event in events if event != "clock"]
+        assert seen == [(name, *size) for name in ("top_quality", "semdedup") for size in [(20, 4), (50, 10)]]
+        for name in ("top_quality", "semdedup"):
+            whole = events.index((name, 50, 10))
+            assert events[whole - 1] == events[whole + 1] == "clock"
 
     def test_numbers_of_a_competitor_are_the_formulas_of_its_mask(self, run):
         compare("--run", run, "--blocks", 1, "--competitors", "[top_quality]")

@@ -91,6 +91,18 @@ def test_files_keep_names_rows_and_other_columns(case):
         assert table.select(["chunk_id", "quality_score"]).equals(source.select(["chunk_id", "quality_score"]))
 
 
+def test_a_file_without_rows_gives_one_whatever_its_columns_are(case):
+    pq.write_table(
+        pa.table({"chunk_id": pa.nulls(0), "text": pa.nulls(0), "feature_arr": pa.nulls(0)}), "texts/a.parquet"
+    )
+    pq.write_table(pa.table({}), "texts/z.parquet")
+    embed("texts", "features", model=str(case / "unit"))
+    for name, others in (("a", ["chunk_id"]), ("z", [])):
+        table = pq.read_table(f"features/{name}.parquet")
+        assert (table.num_rows, table.column_names) == (0, [*others, "feature_arr"])
+    assert sum(pq.read_metadata(path).num_rows for path in Path("features").rglob("*.parquet")) == sum(SIZES)
+
+
 def test_a_prefix_is_part_of_every_text_and_a_long_text_is_cut(case):
     embed("texts", "features", model=str(case / "unit"), prefix="passage: ", max_length=6, device="cpu")
     found = read()

@@ -200,3 +200,16 @@ def test_positions_and_ranks_are_those_of_comparing_and_sorting(dtype, shift):
 def test_products_of_bfloat16_are_added_in_more_than_bfloat16():
     ones_PD = torch.ones(4, 4096, dtype=torch.bfloat16)
     assert bool((multiply_bfloat16(ones_PD, ones_PD) == 4096).all())
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("num_own", [0, 3, 200])
+def test_a_part_without_samples_changes_no_highest_similarity(monkeypatch, num_own, is_quick):
+    rows_ND = rows_of_kind("random", 400)
+    pairs = pairs_among(monkeypatch, rows_ND, is_quick=is_quick)
+    own_PD, others = rows_ND[:num_own], [rows_ND[200:203], rows_ND[203:]]
+    expected_P = pairs.highest(own_PD, others)
+    assert expected_P.shape == (num_own,)
+    nothing = rows_ND[:0]
+    assert pairs.highest(own_PD, [nothing, others[0], nothing, others[1], nothing]).equal(expected_P)
+    assert pairs.highest(own_PD, [nothing]).equal(torch.zeros(num_own))
