@@ -52,6 +52,7 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --cov --cov-report=term:skip-covered --durations=10
+	@$(BIN)/python tools/branch_coverage.py .coverage
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
