@@ -42,8 +42,8 @@ FOLDER = Path("mutants")
 FORMULAS = Path("datamask_pl/functional")
 TESTS = [
     "tests/unit/functional",
-    *(f"tests/unit/test_{of}.py" for of in ("joint_objective", "objectives", "policy", "estimation", "ground_set")),
-    *(f"tests/unit/test_{of}.py" for of in ("constrained_estimation", "free_size", "extreme_numbers")),
+    *(f"tests/unit/test_{of}.py" for of in ("joint_objective", "objectives", "neighbor_table", "policy", "estimation")),
+    *(f"tests/unit/test_{of}.py" for of in ("ground_set", "constrained_estimation", "free_size", "extreme_numbers")),
 ]
 # 2^24 samples, and what apricot compiles
 SLOW_TESTS = [
