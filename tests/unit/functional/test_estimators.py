@@ -12,7 +12,7 @@ from datamask_pl.functional.estimators import (
     squared_noise_sum,
     weighted_score_sum,
 )
-from datamask_pl.functional.plackett_luce import draw, masks_of, score
+from datamask_pl.functional.plackett_luce import draw_group, masks_of, score
 
 LOGITS = np.array([0.5, -0.3, 0.0, 0.8])
 NUM_SELECTED, NUM_ROLLOUTS, EPSILON = 2, 3, 1e-8
@@ -29,7 +29,7 @@ def estimates(advantage, num_groups: int) -> np.ndarray:
     logits_N = torch.tensor(LOGITS)
     source = torch.Generator().manual_seed(0)
     num_draws = num_groups * NUM_ROLLOUTS
-    draws_RK = torch.stack([draw(logits_N, NUM_SELECTED, generator=source) for _ in range(num_draws)])
+    draws_RK = draw_group(logits_N, NUM_SELECTED, generators=[source] * num_draws).draws_RK
     score_RN = score(logits_N, draws_RK)
     rewards_R = torch.tensor([reward(mask_N) for mask_N in masks_of(draws_RK, 4).numpy()], dtype=torch.float64)
     gradients = []
@@ -123,7 +123,7 @@ def test_a_normalized_gradient_has_its_direction_and_a_root_mean_square_of_1(sca
 def test_the_order_and_chunks_of_rollouts_do_not_change_a_bit_of_the_gradient():
     source = torch.Generator().manual_seed(3)
     logits_N = torch.randn(200, generator=source, dtype=torch.float64)
-    draws_RK = torch.stack([draw(logits_N, 20, generator=source) for _ in range(24)])
+    draws_RK = draw_group(logits_N, 20, generators=[source] * 24).draws_RK
     score_RN = score(logits_N, draws_RK)
     advantages_R = leave_one_out_advantage(torch.randn(24, generator=source, dtype=torch.float64))
     bound = float(advantages_R.abs().sum()) * 21
