@@ -120,8 +120,9 @@ def drop_group() -> None:
     """Closes this process's connections to its group, so that ranks that wait for it notice. Not a collective."""
     if rank_and_world()[1] > 1:
         with suppress(Exception):  # it is broken already
-            dist.group.WORLD.abort()  # type: ignore[union-attr]  # for NCCL; of gloo it closes nothing
-            dist.destroy_process_group()
+            dist.group.WORLD.abort()  # type: ignore[union-attr]
+            if "nccl" not in dist.get_backend():  # of gloo it closes nothing
+                dist.destroy_process_group()
 
 
 @contextmanager
