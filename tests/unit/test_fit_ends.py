@@ -115,7 +115,7 @@ MISCONFIGURED = type("MisconfigurationException", (Exception,), {})
         (OSError(5, "Input/output\nerror", "a/b"), 0, 1, "error: [Errno 5] Input/output error: 'a/b'; the same"),
         (ValueError("embedded null byte"), 0, 2, "error: a path holds a zero byte; remove it.\n"),
         (MISCONFIGURED("no\nGPU"), 0, 2, "error: no GPU\n"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), 0, 2, "error: a file that should be text is not ('utf-8'"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), 0, 2, "error: a file that should be text is no text"),
         (KeyboardInterrupt(), 0, 130, "interrupted; the same command goes on with it, where --run_name"),
         (KeyboardInterrupt(), 1, 130, ""),
     ],
