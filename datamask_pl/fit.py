@@ -302,10 +302,11 @@ def _check_variables(main: LightningArgumentParser, fit: LightningArgumentParser
     Raises:
         ConfigError: If there is one.
     """
+    options = [_variable(fit, action.dest) for action in fit._actions]
+    known = {*options, *(_variable(main, action.dest) for action in main._actions)}
     for name in sorted(name for name in os.environ if name.upper().startswith(f"{ENV_PREFIX}_")):
-        if name in {_variable(parser, action.dest) for parser in (main, fit) for action in parser._actions}:
+        if name in known:
             continue
-        options = [_variable(fit, action.dest) for action in fit._actions]
         nearest = difflib.get_close_matches(name.upper(), options, n=1, cutoff=0.85)
         if nearest or name.upper().startswith(f"{ENV_PREFIX}_FIT_"):
             hint = f"the nearest is {nearest[0]}" if nearest else "python cli.py fit --help lists them"

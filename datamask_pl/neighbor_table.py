@@ -69,8 +69,10 @@ def build_table(
     sharers = ground.ranks if ground.helpers.size == 1 else ground.helpers
     first_N = ground.first_copies()
     surplus = None if first_N is None else find_surplus(first_N, num_neighbors)
-    find_share = _approximate_share if is_approximate(search, ground.num_samples) else _exact_share
-    table, edges = find_share(ground, surplus, sharers, num_neighbors, wanted_recall)
+    if is_approximate(search, ground.num_samples):
+        table, edges = _approximate_share(ground, surplus, sharers, num_neighbors, wanted_recall)
+    else:
+        table, edges = _exact_share(ground, surplus, sharers, num_neighbors)
     if ground.helpers.size > 1:
         table = _whole(table, edges, sharers)
     give_back_memory()
@@ -78,7 +80,7 @@ def build_table(
 
 
 def _exact_share(
-    ground: GroundSet, surplus: Surplus | None, sharers: RankGroup, num_neighbors: int, wanted_recall: float
+    ground: GroundSet, surplus: Surplus | None, sharers: RankGroup, num_neighbors: int
 ) -> tuple[NeighborTable, list[int]]:
     edges = [0, *(rows.stop for rows in ground.slices_of(RankGroup()))]
     if surplus is not None:
