@@ -149,7 +149,7 @@ class _Blocks:
         self._folder, self._manifest, self._rule, self._forced = folder, manifest, rule, forced
         self._cost_column, self._group_column = cost_column, group_column
         self._joined: list[pa.Table] | None = None
-        self._num_forced = 0
+        self._found: list[NDArray[np.int64]] = []
 
     def find_columns(self, source: str | list[str] | None, id_column: str) -> None:
         """Looks for the columns named, and joins them if they are the source's."""
@@ -172,9 +172,9 @@ class _Blocks:
         """Raises what `write` would of costs, groups and budgets."""
         names: set[str] = set()
         for block in range(self._manifest.num_blocks):
-            constraint, _, _ = self._limit(block)
+            constraint, limits, _ = self._limit(block)
             names |= set(constraint.totals.names)
-            self._num_forced += int((constraint.given.fate_N != 0).sum())
+            self._found.append(limits.forced_F)
         if unknown := sorted(set(self._rule.named_ratios) - names):
             raise ConfigError(
                 f"group_budget names {', '.join(unknown)}; the groups of the mask are: {', '.join(sorted(names)[:20])}."
@@ -182,7 +182,7 @@ class _Blocks:
 
     def find_lost_ids(self) -> str | None:
         """In words, if there are ids to keep or to leave out of which no sample is; once all were checked."""
-        return None if self._forced is None else describe_lost_ids(self._forced, self._num_forced)
+        return None if self._forced is None else describe_lost_ids(self._forced, self._found)
 
     def logits(self, block: int) -> Tensor:
         """The logits of a block: float32 (N,)."""
@@ -192,14 +192,14 @@ class _Blocks:
     def write(self, block: int, target: AnyPath, settings: dict[str, Any]) -> dict[str, Any]:
         """Writes the new part of a block, and returns what the manifest says of it."""
         table, logits_N = self._read(block, None), self.logits(block)
-        constraint, cost_N, groups = self._limit(block)
+        constraint, limits, groups = self._limit(block)
         mask_N = constraint.fill(logits_N)
         columns = {
             "selected": pa.array(mask_N.numpy()),
             "probability": pa.array(constraint.probabilities(logits_N).float().numpy()),
         }
-        if cost_N is not None:
-            columns["cost"] = pa.array(cost_N)
+        if limits.cost_N is not None:
+            columns["cost"] = pa.array(limits.cost_N.numpy())
         if groups is not None:
             columns["group"] = groups.cast(pa.string()).dictionary_encode()
         for name, column in columns.items():
@@ -230,20 +230,23 @@ class _Blocks:
         columns = own_schema(self._folder).names if columns is None else columns
         return read_columns(self._folder, block, self._manifest, columns)
 
-    def _limit(self, block: int) -> tuple[Constraint, NDArray[np.float64] | None, pa.Array | None]:
-        """The constraint of a block, and its costs and groups where there are any."""
+    def _limit(self, block: int) -> tuple[Constraint, Limits, pa.Array | None]:
+        """The constraint of a block, what it goes by, and the groups' names where there are any."""
         ids = self._read(block, ["id"])["id"]
         cost_N, groups = self._columns(block)
         names, group_N = ((), None) if groups is None else encode_groups([groups])
-        fate_N = np.zeros(len(ids), dtype=np.int8) if self._forced is None else self._forced.fates(ids.chunks)
+        fate_N, forced_F = np.zeros(len(ids), dtype=np.int8), np.zeros(0, dtype=np.int64)
+        if self._forced is not None:
+            fate_N, forced_F = self._forced.find(ids.chunks)
         limits = Limits(
             cost_N=None if cost_N is None else torch.from_numpy(cost_N),
             group_N=None if group_N is None else torch.from_numpy(group_N),
             names=names,
             fate_N=torch.from_numpy(fate_N),
+            forced_F=forced_F,
         )
         try:
-            return Constraint(limits.holdings(), self._rule), cost_N, groups
+            return Constraint(limits.holdings(), self._rule), limits, groups
         except BudgetError as error:
             raise BudgetError(f"block {block}: {error}") from error
 

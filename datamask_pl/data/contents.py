@@ -51,8 +51,7 @@ class Contents:
         forced = self.reader.forced
         if forced is None or len(self.checked) < len(self.plan):
             return None
-        num_found = sum(survey.num_forced for survey in self.surveys.values())
-        return describe_lost_ids(forced, num_found, prefix="data.")
+        return describe_lost_ids(forced, (survey.forced_F for survey in self.surveys.values()), prefix="data.")
 
     def _follower(self, index: int) -> int | None:
         """The block that comes after one in the schedule."""

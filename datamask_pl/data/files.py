@@ -219,11 +219,11 @@ def _raise(error: OSError) -> None:
 
 def _check_footer(footer: pq.FileMetaData, name: str) -> None:
     """Raises a DataFileError if a footer contradicts itself; it has no checksum."""
-    in_groups = sum(row_group_rows(footer))
-    if in_groups != footer.num_rows:
+    in_groups = row_group_rows(footer)
+    if sum(in_groups) != footer.num_rows or any(num_rows < 0 for num_rows in in_groups):
         raise DataFileError(
-            f"{name} is damaged: its footer says that there are {footer.num_rows} rows, and {in_groups} in its row "
-            "groups; write or copy it again."
+            f"{name} is damaged: its footer says that there are {footer.num_rows} rows, and {sum(in_groups)} in its "
+            "row groups; write or copy it again."
         )
 
 

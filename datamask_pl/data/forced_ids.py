@@ -1,9 +1,12 @@
-"""Ids of samples that are kept, or left out, in any case: read from files, and looked up in a block."""
+"""Ids of samples that are kept, or left out, in any case: read from files, and looked up in a block.
+
+Shapes: N samples, I ids of both lists, F of them that samples have.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,14 +33,21 @@ class ForcedIds:
     keep: pa.Array
     drop: pa.Array
 
-    def fates(self, chunks: Sequence[pa.Array]) -> NDArray[np.int8]:
-        """1 for ids that are kept in any case, -1 for those left out, 0 for the others: (N,), over all chunks."""
+    def find(self, chunks: Sequence[pa.Array]) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+        """Looks the ids of N samples up.
+
+        Returns:
+            fate_N: (N,), over all chunks: 1 for ids that are kept in any case, -1 for those left out, 0 for the others.
+            found_F: (F,), which ids of `keep`, and then of `drop`, are among them.
+        """
         plain_ids = pa.chunked_array([plain(chunk) for chunk in chunks], self.keep.type)
         fate_N = np.zeros(len(plain_ids), dtype=np.int8)
-        for fate, forced in ((1, self.keep), (-1, self.drop)):
-            if len(forced):
-                fate_N[np.asarray(pc.is_in(plain_ids, value_set=forced))] = fate
-        return fate_N
+        found = []
+        for fate, forced, start in ((1, self.keep, 0), (-1, self.drop, len(self.keep))):
+            place_N = np.asarray(pc.fill_null(pc.index_in(plain_ids, value_set=forced), -1))
+            fate_N[place_N >= 0] = fate
+            found.append(np.unique(place_N[place_N >= 0]).astype(np.int64) + start)
+        return fate_N, np.concatenate(found)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of either list, whatever the order of its ids; none of an empty one."""
@@ -45,20 +55,25 @@ class ForcedIds:
         return {name: _digest(ids) for name, ids in lists.items() if len(ids)}
 
 
-def describe_lost_ids(forced: ForcedIds, num_found: int, *, prefix: str = "") -> str | None:
-    """In words, if there are ids of which no sample is.
+def describe_lost_ids(forced: ForcedIds, found: Iterable[NDArray[np.int64]], *, prefix: str = "") -> str | None:
+    """In words, if there are ids that no sample has.
 
     Args:
         forced: both lists.
-        num_found: samples whose id is in one of them.
+        found: which of their ids there are, see `ForcedIds.find`, in parts.
         prefix: what stands before the options' names in messages.
     """
-    num_ids = len(forced.keep) + len(forced.drop)
-    if num_found >= num_ids:
+    is_lost_I = np.ones(len(forced.keep) + len(forced.drop), dtype=bool)
+    for found_F in found:
+        is_lost_I[found_F] = False
+    lost = np.flatnonzero(is_lost_I)
+    if not lost.size:
         return None
+    in_keep = lost[0] < len(forced.keep)
+    first = forced.keep[lost[0]] if in_keep else forced.drop[lost[0] - len(forced.keep)]
     return (
-        f"{prefix}keep_ids and {prefix}drop_ids hold {num_ids} ids, and {num_found} samples have one of them; the "
-        "others have no effect."
+        f"{prefix}keep_ids and {prefix}drop_ids: {lost.size:,} of {len(is_lost_I):,} ids are those of no sample and "
+        f"have no effect, the first is {first.as_py()!r}."
     )
 
 

@@ -1,6 +1,6 @@
 """Cost, group and fate of the samples of a block, gathered while its rows are read.
 
-Shapes: N samples of a block, K rows of a chunk.
+Shapes: N samples of a block, K rows of a chunk, F ids that are kept or left out in any case.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Survey:
 
     Attributes:
         totals: by group; None where only numbers of samples are limited.
-        num_forced: rows whose id is in a list of ids to keep or to leave out.
+        forced_F: which ids to keep or to leave out the rows have, see `ForcedIds.find`.
     """
 
     totals: Totals | None = None
-    num_forced: int = 0
+    forced_F: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def of(cls, limits: Limits | None) -> Survey:
         """That of a block."""
         if limits is None:
             return cls()
-        return cls(limits.holdings().totals(), int((limits.fate_N != 0).sum()))
+        return cls(limits.holdings().totals(), limits.forced_F)
 
 
 @dataclass
@@ -63,15 +63,16 @@ class LimitsBuilder:
         """What was gathered, for the block's ids; None if there is nothing."""
         if not (self.costs or self.groups or self.forced):
             return None
-        fate_N = np.zeros(sum(map(len, ids)), dtype=np.int8)
+        fate_N, forced_F = np.zeros(sum(map(len, ids)), dtype=np.int8), np.zeros(0, dtype=np.int64)
         if self.forced is not None:
-            fate_N = self.forced.fates(ids)
+            fate_N, forced_F = self.forced.find(ids)
         names, group_N = encode_groups(self.groups) if self.groups else ((), None)
         return Limits(
             cost_N=torch.from_numpy(np.concatenate(self.costs)) if self.costs else None,
             group_N=None if group_N is None else torch.from_numpy(group_N),
             names=names,
             fate_N=torch.from_numpy(fate_N),
+            forced_F=forced_F,
         )
 
 

@@ -164,13 +164,7 @@ def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
 
 def _read_footer(location: Location, columns: Columns) -> _Footer:
     with open_parquet(location) as parquet:
-        metadata = parquet.metadata
-        rows = row_group_rows(metadata)
-        if sum(rows) != metadata.num_rows or any(num_rows < 0 for num_rows in rows):
-            raise DataFileError(
-                f"{location.name} is damaged: its row groups have {sum(rows)} rows and its footer says "
-                f"{metadata.num_rows}; write or copy it again."
-            )
+        rows = row_group_rows(parquet.metadata)
         if not sum(rows):
             return _Footer(DataFile(location, location.size(), rows))
         schema = parquet.schema_arrow

@@ -1,6 +1,6 @@
 """What flows from the data module to the learner. Both meet here and know nothing else of each other.
 
-Shape suffixes: N samples of a block, M samples of a step's batch, D features.
+Shape suffixes: N samples of a block, M samples of a step's batch, D features, F ids.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from datamask_pl.functional.budget import Totals
@@ -27,12 +29,14 @@ class Limits:
         group_N: int64 (N,), index into `names`, or None if samples have no group.
         names: groups of the block, sorted.
         fate_N: int8 (N,), 1 for samples that are kept in any case, -1 for those that are left out, 0 for the others.
+        forced_F: int64 (F,), which ids to keep or to leave out the samples have, see `ForcedIds.find`.
     """
 
     cost_N: Tensor | None
     group_N: Tensor | None
     names: tuple[str, ...]
     fate_N: Tensor
+    forced_F: NDArray[np.int64]
 
     def holdings(self) -> Holdings:
         """The same as the budget's rule takes it."""

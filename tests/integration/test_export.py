@@ -98,7 +98,9 @@ def test_forced_ids_are_in_and_out(mask, workplace):
 def test_forced_ids_that_the_mask_does_not_have_are_counted(mask, workplace, capsys):
     (workplace / "keep.txt").write_text("3\n7700\n")
     export(mask, "--keep_ids", "keep.txt")
-    assert "keep_ids and drop_ids hold 2 ids, and 1 samples have one of them" in capsys.readouterr().out
+    assert "keep_ids and drop_ids: 1 of 2 ids are those of no sample and have no effect, the first is 7700." in (
+        capsys.readouterr().out
+    )
 
 
 def test_it_goes_on_where_it_was_killed_and_refuses_another_mask(mask, workplace, capsys):

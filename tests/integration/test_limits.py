@@ -170,7 +170,20 @@ def test_what_cannot_be_is_refused_before_anything_is_written(shards, workplace,
 def test_ids_that_are_in_no_row_are_told_of(shards, workplace, caplog):
     (workplace / "keep.txt").write_text("3\n1000\n")
     fit_limited(shards, "--data.keep_ids", "keep.txt")
-    assert "data.keep_ids and data.drop_ids hold 2 ids, and 1 samples have one of them" in caplog.text
+    assert "data.keep_ids and data.drop_ids: 1 of 2 ids are those of no sample and have no effect" in caplog.text
+    assert "the first is 1000" in caplog.text
+
+
+def test_an_id_that_many_rows_have_hides_none_that_is_in_no_row(workplace, caplog):
+    for index, ids in enumerate(([3, *range(100, 109)], [3, 4, *range(200, 208)])):
+        table = make_table(10, dim=8)
+        column = table.schema.get_field_index("chunk_id")
+        write(workplace / f"data/{index}.parquet", table.set_column(column, "chunk_id", pa.array(ids)))
+    (workplace / "keep.txt").write_text("3\n")
+    (workplace / "drop.txt").write_text("4\n1000\n")
+    options = ("--data.keep_ids", "keep.txt", "--data.drop_ids", "drop.txt", "--data.block_size", "10")
+    fit_limited(str(workplace / "data"), *options)
+    assert "1 of 3 ids are those of no sample and have no effect, the first is 1000" in caplog.text
 
 
 def test_integers_are_groups_and_decimals_costs(workplace):
