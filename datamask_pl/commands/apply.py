@@ -135,7 +135,8 @@ class Target:
             raise DataFileError(f"{path} cannot be read ({error}); choose another folder.") from error
         if record is None and others:
             raise ConfigError(f"{option} {folder} holds other things, such as {others[0]}; give a new or empty folder.")
-        if record is not None and there != target.selection:
+        # a record alone is of an attempt that wrote no file: its source was damaged, and may have been mended
+        if there not in (None, target.selection) and others != [RECORD_NAME]:
             raise ConfigError(
                 f"{option} {folder} was made with another mask or from another source; give another folder."
             )

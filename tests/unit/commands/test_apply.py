@@ -285,6 +285,22 @@ class TestFiles:
         case.apply()
         assert case.ids() == [[0, 5], [7]]
 
+    def test_a_source_of_which_nothing_was_written_may_be_mended(self, case, monkeypatch):
+        names = ("a.parquet", "b.parquet")
+        case.write_source("text", names)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_kept", refuse)
+            with pytest.raises(DataFileError, match="it is damaged"):
+                case.apply("text")
+        assert files_below("out") == ["_apply.json"]
+        case.write_source("text", names, row_group_size=2)
+        case.apply("text")
+        assert case.ids() == [[0, 5], [7]]
+
+
+def refuse(source, *_):
+    raise DataFileError(f"{source.location.name}: it is damaged")
+
 
 def fail_on(function, *, call):
     calls = []
