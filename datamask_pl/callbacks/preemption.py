@@ -1,4 +1,4 @@
-"""Preemption: a run that is told to end saves between two steps, and ends."""
+"""Preemption: a run that is told to end saves between two steps, or two blocks, and ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import subprocess
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
+from datamask_pl.data.types import BlockSource
 from datamask_pl.distributed import RankGroup, is_posted, place, post
 from datamask_pl.errors import ConfigError
 
@@ -23,13 +24,15 @@ LOOK_EVERY_S = 1.0
 _PREEMPTED, _REQUEUE = "datamask-preempted", "datamask-requeue"
 
 
-class Preemption(Callback):
-    """Stops after the step at hand when SIGTERM or the configured signal arrives at any rank.
+class Preemption(Checkpoint):
+    """Stops after the step or the rounding at hand when SIGTERM or the configured signal arrives at any rank.
 
     The handler sets a flag and nothing else: saving from within it, as Lightning does, meets the other ranks in the
-    middle of a collective, and hangs. At the end of each step the ranks agree whether any of them has been told to end.
-    The other groups of ranks follow within about a second. A signal that comes before the first step, while rows are
-    still being checked, is heeded after that step.
+    middle of a collective, and hangs. At the end of each step, and of each block but the last, the ranks agree whether
+    any of them has been told to end. The other groups of ranks follow within about a second. A signal that comes while
+    rows are checked, or a block is read and its neighbours are found, is heeded after the next step.
+
+    A Checkpoint, so that Lightning calls it at a block's end after the block was rounded, not before.
 
     Args:
         signal: what the scheduler sends ahead of the end, by name; SLURM's `--signal=USR1@120` sends SIGUSR1.
@@ -60,12 +63,13 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ANN401
         """Asks all ranks of the group, and now and then whether another group was told to end. Collective."""
-        if self.requeue_signal in self._received:
-            post(_REQUEUE)
-        if RankGroup.world().any(bool(self._received) or self._are_others_told(trainer)):
-            self.is_preempted = True
-            trainer.should_stop = True
-            post(_PREEMPTED)
+        self._ask(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same after a block, for what comes before the first step of the next may take minutes. Collective."""
+        source = cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+        if not trainer.should_stop and source.next_block is not None:
+            self._ask(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Requeues the job, once everything has been saved; on rank 0, whichever group of ranks was told to end.
@@ -85,6 +89,14 @@ class Preemption(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Puts back the handlers that were there before."""
         self._handle(None)
+
+    def _ask(self, trainer: Trainer) -> None:
+        if self.requeue_signal in self._received:
+            post(_REQUEUE)
+        if RankGroup.world().any(bool(self._received) or self._are_others_told(trainer)):
+            self.is_preempted = True
+            trainer.should_stop = True
+            post(_PREEMPTED)
 
     def _are_others_told(self, trainer: Trainer) -> bool:
         """True if another group was told to end. The look itself fails once the process that holds the store is gone.

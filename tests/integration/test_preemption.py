@@ -1,12 +1,16 @@
 """What a run does when it is told to end, in one process; several are in test_launchers.py."""
 
 import signal
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from custom_callbacks import Signals
 from fits import assert_same_mask, fit, manifest, write_shards
 from lightning.pytorch import Trainer
 
+from datamask_pl import module
+from datamask_pl.block_solution import solve
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.errors import ConfigError
 
@@ -63,6 +67,26 @@ def test_a_signal_ends_the_run_between_two_steps_and_the_scheduler_s_own_requeue
     assert "stopped: the run was told to end" in capsys.readouterr().err
     assert requeued() == (["requeue 4711"] if is_requeued else [])
     assert list(manifest("runs/datamask/told")["blocks"]) == ["0"]
+    fit(*args, "--run_name", "undisturbed")
+    fit(*command)
+    assert_same_mask("runs/datamask/told", "runs/datamask/undisturbed", num_parts=3)
+
+
+@pytest.mark.parametrize(("block", "code"), [(0, 75), (2, None)])
+def test_a_signal_while_a_block_is_rounded_ends_the_run_before_the_next(args, monkeypatch, block, code):
+    def solve_and_tell(state, *args, **kwargs):
+        if state.block.index == block:
+            signal.raise_signal(signal.SIGTERM)
+        return solve(state, *args, **kwargs)
+
+    command = (*args, "--run_name", "told")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "solve", solve_and_tell)
+        with pytest.raises(SystemExit) if code else nullcontext() as ended:
+            fit(*command)
+    assert code is None or ended.value.code == code
+    assert len(manifest("runs/datamask/told")["blocks"]) == block + 1
+    assert not list(Path("runs/datamask/told/checkpoints").glob(f"block-{block + 1:05d}-*"))
     fit(*args, "--run_name", "undisturbed")
     fit(*command)
     assert_same_mask("runs/datamask/told", "runs/datamask/undisturbed", num_parts=3)
