@@ -3,9 +3,10 @@
 python benchmarks/neighbors.py FILE.parquet [FILE.parquet ...] [--samples N] [--searches exact approximate] [--steps 20]
 
 More samples than the files hold are made of them: each is the mean of a random sample and one of its neighbours, plus
-noise, of unit norm, kept in float16. `--clustered D` makes samples of D features around 1,000 centres instead. `--write
-FOLDER` writes them as parquet files, with random quality, for `python cli.py fit`, and searches nothing. With faiss
-installed, `--searches ivf hnsw` measure its indices on the same samples. Run one search a process for its peak memory.
+noise, of unit norm, kept in float16. `--clustered D` with `--samples` needs no files: it makes samples of D features
+around 1,000 centres. `--write FOLDER` writes them as parquet files, with random quality, and searches nothing. With
+faiss installed, `--searches ivf hnsw` measure its indices on the same samples. Run one search a process for its peak
+memory.
 """
 
 from __future__ import annotations
@@ -184,9 +185,9 @@ def faiss_search(ground: GroundSet, kind: str, num_neighbors: int) -> None:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description="Neighbour lists: seconds, recall, f, memory.")
-    parser.add_argument("paths", nargs="+", help="parquet files with feature_arr and quality_score")
+    parser.add_argument("paths", nargs="*", help="parquet files with feature_arr and quality_score")
     parser.add_argument("--samples", type=int)
-    parser.add_argument("--clustered", type=int, metavar="D")
+    parser.add_argument("--clustered", type=int, metavar="D", help="with --samples, instead of files")
     parser.add_argument("--write", type=Path, metavar="FOLDER")
     parser.add_argument("--searches", nargs="+", default=["exact", "approximate"])
     parser.add_argument("--recall", type=float, default=0.95)
@@ -196,11 +197,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    features_ND, _ = load_dictionary(args.paths)
-    if args.clustered:
-        features_ND = around_centers(args.samples or len(features_ND), args.clustered)
-    elif args.samples:
-        features_ND = mixtures(features_ND, args.samples)
+    if args.clustered and args.samples:
+        features_ND = around_centers(args.samples, args.clustered)
+    elif args.paths:
+        features_ND, _ = load_dictionary(args.paths)
+        if args.samples:
+            features_ND = mixtures(features_ND, args.samples)
+    else:
+        parser.error("give files, or --clustered and --samples")
     if args.write:
         write_files(features_ND, args.write)
         return

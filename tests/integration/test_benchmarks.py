@@ -94,8 +94,8 @@ class TestSchedules:
 
 def test_neighbour_lists_are_measured(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
-    for made in (["--samples", 500], ["--samples", 400, "--clustered", 6]):
-        out = run("neighbors.py", path, *made, "--neighbors", 5, "--steps", 2)
+    for made in ([path, "--samples", 500], ["--samples", 400, "--clustered", 6]):
+        out = run("neighbors.py", *made, "--neighbors", 5, "--steps", 2)
         assert "exact: table" in out
         assert "approximate: table" in out
         assert out.count("recall 1.000") == 2  # so few samples are one cluster
