@@ -19,7 +19,7 @@ from torch import Tensor
 
 from datamask_pl.budget_table import describe_budgets
 from datamask_pl.data.forced_ids import ForcedIds, describe_lost_ids, read_forced_ids
-from datamask_pl.data.limits import encode_groups
+from datamask_pl.data.limits import LimitsBuilder
 from datamask_pl.data.rows import read_costs, read_groups
 from datamask_pl.data.schema import check_cost_type, check_group_type
 from datamask_pl.data.sources import read_sources
@@ -234,17 +234,9 @@ class _Blocks:
         """The constraint of a block, what it goes by, and the groups' names where there are any."""
         ids = self._read(block, ["id"])["id"]
         cost_N, groups = self._columns(block)
-        names, group_N = ((), None) if groups is None else encode_groups([groups])
-        fate_N, forced_F = np.zeros(len(ids), dtype=np.int8), np.zeros(0, dtype=np.int64)
-        if self._forced is not None:
-            fate_N, forced_F = self._forced.find(ids.chunks)
-        limits = Limits(
-            cost_N=None if cost_N is None else torch.from_numpy(cost_N),
-            group_N=None if group_N is None else torch.from_numpy(group_N),
-            names=names,
-            fate_N=torch.from_numpy(fate_N),
-            forced_F=forced_F,
-        )
+        builder = LimitsBuilder(self._forced)
+        builder.add(cost_N, groups)
+        limits = builder.limits(ids.chunks)
         try:
             return Constraint(limits.holdings(), self._rule), limits, groups
         except BudgetError as error:

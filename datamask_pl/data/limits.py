@@ -61,8 +61,10 @@ class LimitsBuilder:
 
     def build(self, ids: list[pa.Array]) -> Limits | None:
         """What was gathered, for the block's ids; None if there is nothing."""
-        if not (self.costs or self.groups or self.forced):
-            return None
+        return self.limits(ids) if self.costs or self.groups or self.forced else None
+
+    def limits(self, ids: list[pa.Array]) -> Limits:
+        """The same, also where there is nothing to go by but numbers of samples."""
         fate_N, forced_F = np.zeros(sum(map(len, ids)), dtype=np.int8), np.zeros(0, dtype=np.int64)
         if self.forced is not None:
             fate_N, forced_F = self.forced.find(ids)
