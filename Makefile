@@ -3,17 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_INPUTS ?= 100000
-# Of the readers that atheris, where it is installed, makes inputs for; a minute each.
-GUIDED := manifest part comparison record ids events checkpoint config
 INSTALLED := $(VENV)/.installed
 # The competitors of `make benchmark` have an environment of their own.
 BENCHMARK_VENV := .venv-benchmark
+AUDIT_VENV := .venv-audit
 BENCHMARK_INSTALLED := $(BENCHMARK_VENV)/.installed
-MUTATION_VENV := .venv-mutation
-MUTATION_INSTALLED := $(MUTATION_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint docs fuzz mutation sbom audit benchmark clean
+.PHONY: help install quickstart test test-slow lint docs fuzz sbom audit benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
@@ -21,7 +18,6 @@ help:
 	@echo "make test-slow    runs that are killed, again and again"
 	@echo "make docs         the documentation as pages, in site/"
 	@echo "make fuzz         100,000 damaged files and configs, in about half an hour; FUZZ_INPUTS=1000 for fewer"
-	@echo "make mutation     changes the formulas and asks whether a test notices; MODULES='pairwise budget' for some"
 	@echo "make sbom         what is installed, as CycloneDX, in sbom.json"
 	@echo "make audit        known vulnerabilities of what is installed"
 	@echo "make benchmark    f, seconds and memory beside competitors, twenty minutes on two cores;"
@@ -52,7 +48,6 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --cov --cov-report=term:skip-covered --durations=10
-	@$(BIN)/python tools/branch_coverage.py .coverage
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow --durations=10
@@ -64,23 +59,18 @@ docs: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
-	@if $(BIN)/python -c "import atheris" 2>/dev/null; then \
-	  for reader in $(GUIDED); do PYTHONPATH=. $(BIN)/python tools/coverage_guided.py $$reader -max_total_time=60 || exit 1; done; \
-	else echo "inputs guided by coverage: $(BIN)/pip install atheris==3.0.0, with Python 3.11"; fi
 
-$(MUTATION_INSTALLED): requirements.lock
-	$(PYTHON) -m venv $(MUTATION_VENV)
-	$(MUTATION_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock mutmut==3.8.1
+# Tools of their own packages, in an environment of their own.
+$(AUDIT_VENV)/.installed:
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-audit==2.10.1
 	@touch $@
 
-mutation: $(MUTATION_INSTALLED)
-	OMP_NUM_THREADS=1 $(MUTATION_VENV)/bin/python tools/mutation.py $(MODULES)
+sbom: $(AUDIT_VENV)/.installed
+	$(AUDIT_VENV)/bin/cyclonedx-py requirements --output-reproducible --output-file sbom.json requirements.lock
 
-sbom: $(INSTALLED)
-	$(BIN)/python tools/sbom.py requirements.lock > sbom.json
-
-audit:
-	$(PYTHON) tools/audit.py requirements.lock
+audit: $(AUDIT_VENV)/.installed
+	$(AUDIT_VENV)/bin/pip-audit --disable-pip --no-deps --requirement requirements.lock
 
 $(BENCHMARK_INSTALLED): benchmarks/requirements.lock
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'benchmarks/requirements.lock needs Python 3.11 or newer, this is ' + sys.version.split()[0])"
@@ -94,4 +84,4 @@ benchmark: $(BENCHMARK_INSTALLED)
 	PYTHONPATH=. $(BENCHMARK_VENV)/bin/python benchmarks/suite.py $(DATA) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCHMARK_VENV) $(MUTATION_VENV) .venv-audit mutants sbom.json quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(BENCHMARK_VENV) $(AUDIT_VENV) sbom.json quickstart-data runs site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ours import Point, Problem, multilinear, paper
 from torch import Tensor
 
-from datamask_pl.baselines.catalog import BaselineName, baseline_mask
-from datamask_pl.functional.neighbors import nearest_neighbors
+from datamask_pl.evidence.baselines.catalog import BaselineName, baseline_mask
+from datamask_pl.functional.neighbors.exact import nearest_neighbors
 
 Competitor = Callable[[Problem], list[Point]]
 FACILITY: Kind = "facility_location"

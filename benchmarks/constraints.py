@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from common import evaluate, load_dictionary
 
-from datamask_pl.block_solution import round_logits
-from datamask_pl.estimation import multilinear_update
 from datamask_pl.functional.budget import BudgetRule, budget
 from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.schedule import default_schedule, linear_rate
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
+from datamask_pl.learner.solve import round_logits
+from datamask_pl.learner.step import multilinear_update
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 KINDS = ("facility_location", "pairwise", "disf")
 NAMES = ("worst", "below", "above", "best")

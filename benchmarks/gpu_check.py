@@ -32,11 +32,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from datamask_pl.callbacks.mask_export import MaskExport
-from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import Place, set_place
-from datamask_pl.mask_file import Manifest, part_name
-from datamask_pl.module import MaskLearner
-from datamask_pl.strategy import BlockGroupStrategy
+from datamask_pl.data.module import FeatureDataModule
+from datamask_pl.distributed.collectives import Place, set_place
+from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.learner.module import MaskLearner
+from datamask_pl.mask.manifest import Manifest, part_name
 
 TERMS = ("facility_location", "pairwise", "disf")
 ESTIMATORS = ("multilinear", "leave_one_out", "group_relative")

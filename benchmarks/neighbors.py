@@ -25,14 +25,14 @@ import torch
 from common import load_dictionary
 from torch import Tensor
 
-from datamask_pl.block_solution import round_logits
-from datamask_pl.estimation import multilinear_update
 from datamask_pl.functional.budget import budget
-from datamask_pl.functional.neighbors import nearest_neighbors
+from datamask_pl.functional.neighbors.exact import nearest_neighbors
 from datamask_pl.functional.schedule import default_schedule, linear_rate
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
+from datamask_pl.learner.solve import round_logits
+from datamask_pl.learner.step import multilinear_update
 from datamask_pl.objectives import FacilityLocation
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 T = TypeVar("T")
 ROWS = 8192

@@ -12,16 +12,16 @@ import torch
 from common import Kind
 from torch import Tensor
 
-from datamask_pl.distributed import RankGroup
-from datamask_pl.estimation import rollout_update
-from datamask_pl.evidence.relearned import relearn
+from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.functional.budget import budget, share_of
 from datamask_pl.functional.initialization import quality_logits
-from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
+from datamask_pl.functional.swaps.pooled import top_k_mask
+from datamask_pl.learner.loop import learn_block
+from datamask_pl.learner.step import rollout_update
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 # configs/paper.yaml
 PAPER_STEPS, PAPER_ROLLOUTS, PAPER_PARTIAL, PAPER_MAX_LR, PAPER_MIN_LR = 5000, 128, 0.1, 10.0, 1.0
@@ -69,7 +69,7 @@ def multilinear(problem: Problem, *, other_steps: tuple[int, ...] = (4, 8, 12, 2
                 seconds = prepared_s + time.perf_counter() - start_s
                 points.append(Point(f"{num_steps} steps", seconds, mask_N, prepared_s))
 
-        mask_N = relearn(
+        mask_N = learn_block(
             ground,
             objective=objective,
             scales=scales,

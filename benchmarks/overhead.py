@@ -69,9 +69,9 @@ def bare_step_ms(path: Path, num_steps: int) -> tuple[float, float]:
     """Median and mean milliseconds of a step of the bare functions, the first left out."""
     from common import load_dictionary
 
-    from datamask_pl.estimation import multilinear_update
-    from datamask_pl.ground_set import GroundSet
-    from datamask_pl.joint_objective import JointObjective
+    from datamask_pl.learner.step import multilinear_update
+    from datamask_pl.objectives.ground_set import GroundSet
+    from datamask_pl.objectives.joint import JointObjective
 
     features_ND, quality_N = load_dictionary([path])
     ground = GroundSet(features_ND=features_ND, quality_N=quality_N, num_selected=len(quality_N) // 10)

@@ -22,11 +22,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from datamask_pl.distributed import RankGroup
-from datamask_pl.estimation import multilinear_update, rollout_update
+from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
+from datamask_pl.learner.step import multilinear_update, rollout_update
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 NUM_ROLLOUTS = 128
 

@@ -23,16 +23,16 @@ import torch
 from common import Kind, evaluate, load_dictionary
 from torch import Tensor
 
-from datamask_pl import estimation
-from datamask_pl.block_solution import round_logits
-from datamask_pl.distributed import RankGroup
-from datamask_pl.estimation import multilinear_update, rollout_update
-from datamask_pl.functional.plackett_luce import draw_group
-from datamask_pl.functional.rounding import top_k_mask
+from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.functional.rollouts.plackett_luce import draw_group
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
+from datamask_pl.functional.swaps.pooled import top_k_mask
+from datamask_pl.learner import step as step_module
+from datamask_pl.learner.solve import round_logits
+from datamask_pl.learner.step import multilinear_update, rollout_update
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 NUM_ROLLOUTS, PARTIAL, RATIO = 128, 0.1, 0.1
 QUALITY_WEIGHT: dict[Kind, float] = {"facility_location": 0.0, "pairwise": 0.05, "disf": 0.0}
@@ -44,7 +44,7 @@ class Settings:
     """How a run is made."""
 
     name: str
-    estimator: estimation.RolloutEstimator
+    estimator: step_module.RolloutEstimator
     control_variate: bool
     partial: float
     num_rollouts: int
@@ -133,8 +133,8 @@ def primal(logits_N: Tensor, linear_N: Tensor, rest_N: Tensor, *, num_selected: 
 
 def variances(block: Block, repeats: int) -> None:
     """Variance of the gradient, neither shrunk nor scaled, over all samples, with equal logits and after some steps."""
-    normalized, shrinkage, dual_direction = estimation.normalized, estimation.shrinkage, estimation.dual_direction
-    estimation.normalized, estimation.shrinkage, estimation.dual_direction = unscaled, unshrunk, primal
+    normalized, shrinkage, dual_direction = step_module.normalized, step_module.shrinkage, step_module.dual_direction
+    step_module.normalized, step_module.shrinkage, step_module.dual_direction = unscaled, unshrunk, primal
     rows_M = torch.randperm(len(block.quality_N), generator=torch.Generator().manual_seed(0))
     rows_M = rows_M[: round(PARTIAL * rows_M.numel())]
     ground, objective = block.part(rows_M), block.objective()
@@ -155,7 +155,7 @@ def variances(block: Block, repeats: int) -> None:
         (plain, _), (controlled, signal) = found[False], found[True]
         cells = [f"{plain / controlled:.1f}", f"{signal / plain:.3f}", f"{signal / controlled:.3f}"]
         row(block.kind, f"{rows_M.numel():,}", num_steps, *cells)
-    estimation.normalized, estimation.shrinkage, estimation.dual_direction = normalized, shrinkage, dual_direction
+    step_module.normalized, step_module.shrinkage, step_module.dual_direction = normalized, shrinkage, dual_direction
 
 
 def gradient(

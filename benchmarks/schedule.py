@@ -24,13 +24,13 @@ import torch
 from common import load_dictionary
 from torch import Tensor
 
-from datamask_pl.block_solution import draw_uniform_masks
-from datamask_pl.evidence.relearned import relearn
 from datamask_pl.functional.budget import budget
-from datamask_pl.functional.rounding import top_k_mask
 from datamask_pl.functional.schedule import Schedule, default_schedule
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
+from datamask_pl.functional.swaps.pooled import top_k_mask
+from datamask_pl.learner.loop import learn_block
+from datamask_pl.learner.solve import draw_uniform_masks
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 Block = tuple[Tensor, Tensor]
 FINISHES = ["the logits' mask", "polished"]
@@ -85,7 +85,7 @@ def measure(objective: JointObjective, ground: GroundSet, schedules: list[Schedu
                 masks.append(top_k_mask(logits_N, ground.num_selected))
 
         masks.append(
-            relearn(
+            learn_block(
                 ground,
                 objective=objective,
                 scales=scales,

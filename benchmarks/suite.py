@@ -33,7 +33,7 @@ from common import Kind, evaluate, load_dictionary
 from competitors import FACILITY, PAPER, TABLES, competitors, compiled
 from ours import Point, Problem
 
-from datamask_pl.baselines.greedy import random_mask, top_quality_mask
+from datamask_pl.evidence.baselines.greedy import random_mask, top_quality_mask
 from datamask_pl.functional.budget import budget
 
 CASES = ["facility_location:0", "facility_location:0.3", "pairwise:0.05", "disf:0", "disf:0.02"]

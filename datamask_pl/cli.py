@@ -123,7 +123,7 @@ def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
     if command == "fit":
         # where a process is lost, torch's store would print its own stack on top of our line
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        from datamask_pl.fit import run_fit
+        from datamask_pl.commands.fit import run_fit
 
         run_fit(None if is_from_shell else arguments)
         return

@@ -17,10 +17,10 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
+from datamask_pl.callbacks.logger import RunLogger
 from datamask_pl.cli import COMMANDS
-from datamask_pl.fit import TRAINER_DEFAULTS, FitCLI
+from datamask_pl.commands.fit import TRAINER_DEFAULTS, FitCLI
 from datamask_pl.objectives import DiSF, FacilityLocation, PairwiseSimilarity
-from datamask_pl.run_logger import RunLogger
 
 ROOT = Path(__file__).parents[1]
 _SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -40,7 +40,7 @@ _NESTED = {
     "model.diversity: facility_location": FacilityLocation,
     "model.diversity: pairwise": PairwiseSimilarity,
     "model.diversity: disf": DiSF,
-    "trainer.logger: datamask_pl.run_logger.RunLogger": RunLogger,
+    "trainer.logger: datamask_pl.callbacks.logger.RunLogger": RunLogger,
 }
 
 

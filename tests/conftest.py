@@ -4,7 +4,8 @@ import signal
 
 import pytest
 import torch
-from forked_ranks import Ranks
+
+from tests.support.forked_ranks import Ranks
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamask_pl.checkpoint_io import (
+from datamask_pl.data.types import BlockSource, PartialBatch
+from datamask_pl.distributed.collectives import failing_together, gather_objects
+from datamask_pl.errors import ConfigError
+from datamask_pl.io.checkpoints import (
     AtomicCheckpointIO,
     checkpoint_name,
     list_checkpoints,
@@ -18,9 +21,6 @@ from datamask_pl.checkpoint_io import (
     parse_name,
     read_checkpoint,
 )
-from datamask_pl.data.types import BlockSource, PartialBatch
-from datamask_pl.distributed import failing_together, gather_objects
-from datamask_pl.errors import ConfigError
 
 CHECKPOINTS_OF_BLOCK = 10
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
-from datamask_pl.distributed import place
+from datamask_pl.distributed.collectives import place
 from datamask_pl.evidence.histograms import finite_range, histogram
-from datamask_pl.evidence.summary import summarize
-from datamask_pl.joint_objective import JointObjective
-from datamask_pl.policy import MaskPolicy
+from datamask_pl.learner.policy import MaskPolicy
+from datamask_pl.mask.summary import summarize
+from datamask_pl.objectives.joint import JointObjective
 
 _log = logging.getLogger(__name__)
 NUM_BINS = 64

@@ -12,11 +12,11 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.data.types import BlockResult, BlockSource
-from datamask_pl.distributed import failing_together, gather_objects
+from datamask_pl.distributed.collectives import failing_together, gather_objects
 from datamask_pl.errors import ConfigError
-from datamask_pl.mask_file import Manifest, list_parts, read_part, write_part
-from datamask_pl.settings import differences
-from datamask_pl.storage import AnyPath, any_path
+from datamask_pl.io.paths import AnyPath, any_path
+from datamask_pl.io.records import differences
+from datamask_pl.mask.manifest import Manifest, list_parts, read_part, write_part
 
 # The manifest is written whole, which takes the longer the more blocks there are: seconds, beyond ten thousand.
 MANIFEST_SHARE = 0.05

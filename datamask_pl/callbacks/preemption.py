@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.data.types import BlockSource
-from datamask_pl.distributed import RankGroup, is_posted, place, post
+from datamask_pl.distributed.collectives import RankGroup, is_posted, place, post
 from datamask_pl.errors import ConfigError
 
 # Seconds between looks whether another group of ranks was told to end: one question to the store they share.

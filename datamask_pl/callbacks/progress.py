@@ -12,15 +12,15 @@ from typing import Any, Protocol, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
-from datamask_pl.budget_table import describe_budgets
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import BlockSource
-from datamask_pl.distributed import place
-from datamask_pl.evidence.summary import COMPARED, summarize
-from datamask_pl.mask_file import Manifest
-from datamask_pl.storage import AnyPath, redact
-from datamask_pl.strategy import BlockGroupStrategy
+from datamask_pl.distributed.collectives import place
+from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.io.paths import AnyPath, redact
+from datamask_pl.mask.budget_table import describe_budgets
+from datamask_pl.mask.manifest import Manifest
+from datamask_pl.mask.summary import COMPARED, summarize
 
 DEFAULT_ID_COLUMN = "chunk_id"
 # Seconds between two drawings of the bar.

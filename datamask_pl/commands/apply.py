@@ -16,13 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from datamask_pl.atomic import atomic_path
-from datamask_pl.data.rewrite import write_kept
-from datamask_pl.data.sources import SourceFile, check_outside, read_sources
+from datamask_pl.data.shards import SourceFile, check_outside, read_sources
 from datamask_pl.errors import ConfigError, DataFileError
-from datamask_pl.mask_file import read_complete
-from datamask_pl.mask_join import Join, OnDuplicate, OnMissing, Selection, find_selection
-from datamask_pl.storage import AnyPath, any_path, file_size, full_name, is_below, list_names, read_footer
+from datamask_pl.io.atomic import atomic_path
+from datamask_pl.io.paths import AnyPath, any_path, file_size, full_name, is_below, list_names, read_footer
+from datamask_pl.mask.filter import write_kept
+from datamask_pl.mask.join import Join, OnDuplicate, OnMissing, Selection, find_selection
+from datamask_pl.mask.manifest import read_complete
 
 RECORD_NAME = "_apply.json"
 RECORD_FORMAT = 1

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from datamask_pl.atomic import atomic_path
-from datamask_pl.baselines.catalog import BaselineName, baseline_mask
-from datamask_pl.block_solution import calibrate, draw_uniform_masks, value_of
-from datamask_pl.commands.finished_run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence import measures
+from datamask_pl.evidence.baselines.catalog import BaselineName, baseline_mask
 from datamask_pl.evidence.comparison import (
     COMPARISON_CSV,
     COMPARISON_JSON,
@@ -32,10 +29,13 @@ from datamask_pl.evidence.comparison import (
     format_row,
 )
 from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competitors, quality_weight_of
+from datamask_pl.evidence.run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.ground_set import GroundSet
-from datamask_pl.joint_objective import JointObjective
-from datamask_pl.module import COMPARISON
+from datamask_pl.io.atomic import atomic_path
+from datamask_pl.learner.module import COMPARISON
+from datamask_pl.learner.solve import calibrate, draw_uniform_masks, value_of
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
 
 # Samples that every method is tried on before it is timed.
 NUM_FIRST = 500
@@ -142,8 +142,8 @@ def _compare_block(
     masks, seconds = {MASK: mask_N}, {MASK: float(about.get("seconds", 0.0))}
     is_whole = ground.num_samples == about["num_samples"]
     few = _few_of(ground)
-    if (run.is_exported or not is_whole) and run.can_relearn:
-        masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.relearn, scales=scales), few, ground)
+    if (run.is_exported or not is_whole) and run.can_learn_block:
+        masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.learn_block, scales=scales), few, ground)
     scale_of = cache(partial(_scale, run, ground, scale_by_name, seed=derive_seed(seed, index, 1)))
     for name in names:
         quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
@@ -176,7 +176,7 @@ def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bo
         )
     if run.is_exported:
         note = "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
-        beside = f" {RELEARNED} is what its method learns for this budget." if run.can_relearn else ""
+        beside = f" {RELEARNED} is what its method learns for this budget." if run.can_learn_block else ""
         return [*notes, note + beside]
     notes.append(
         "the mask's seconds are those of the run: the whole block, on its machine, first calls included, reading not."
@@ -232,7 +232,7 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
         f"{max_samples:,} random samples of {block.num_samples:,}, see max_samples. The mask was learned for all of "
         "them and is restricted to these, for which the others choose: its f here is lower than it could be. "
     )
-    if run.can_relearn:
+    if run.can_learn_block:
         note += f"{RELEARNED} is what the run's method learns for these samples: compare that with the others."
     else:
         note += "Only whole blocks are fair."

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from datamask_pl.atomic import atomic_path
-from datamask_pl.data.blocks import deal_blocks, parse_shard
-from datamask_pl.data.files import expand
-from datamask_pl.data.sources import check_outside, relative_names
-from datamask_pl.embed_files import embed_file, is_finished, launched, plan_files
+from datamask_pl.data.plan import deal_blocks, parse_shard
+from datamask_pl.data.shards import check_outside, relative_names
+from datamask_pl.embedding.files import embed_file, is_finished, launched, plan_files
+from datamask_pl.embedding.model import Device, Precision, TextModel
+from datamask_pl.embedding.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
 from datamask_pl.errors import BadRowError, ConfigError
-from datamask_pl.storage import any_path, full_name
-from datamask_pl.text_model import Device, Precision, TextModel
-from datamask_pl.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
+from datamask_pl.io.atomic import atomic_path
+from datamask_pl.io.parquet import expand
+from datamask_pl.io.paths import any_path, full_name
 
 _ROW_GROUP_SIZE = ROW_GROUP_SIZE
 _LSA_DEFAULTS = {"num_dimensions": 256, "min_df": 2, "seed": 0}

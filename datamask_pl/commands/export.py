@@ -17,18 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.budget_table import describe_budgets
 from datamask_pl.data.forced_ids import ForcedIds, describe_lost_ids, read_forced_ids
 from datamask_pl.data.limits import LimitsBuilder
 from datamask_pl.data.rows import read_costs, read_groups
 from datamask_pl.data.schema import check_cost_type, check_group_type
-from datamask_pl.data.sources import read_sources
+from datamask_pl.data.shards import read_sources
 from datamask_pl.data.types import Limits, group_budgets_of
 from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaError
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint
-from datamask_pl.mask_columns import find_types, join_columns, own_schema
-from datamask_pl.mask_file import (
+from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names
+from datamask_pl.mask.budget_table import describe_budgets
+from datamask_pl.mask.columns import find_types, join_columns, own_schema
+from datamask_pl.mask.manifest import (
     Manifest,
     list_parts,
     part_name,
@@ -37,7 +38,6 @@ from datamask_pl.mask_file import (
     read_part,
     write_table,
 )
-from datamask_pl.storage import AnyPath, any_path, full_name, list_names
 
 _AGAIN = "it is made again from the logits"
 

@@ -15,10 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datamask_pl.atomic import atomic_path, local_path
-from datamask_pl.commands.finished_run import FinishedRun, find_mask, open_run
-from datamask_pl.data.files import iterate_batches, open_parquet
-from datamask_pl.data.sources import SourceFile, plain, read_sources
+from datamask_pl.data.shards import SourceFile, plain, read_sources
 from datamask_pl.errors import ConfigError, SchemaError
 from datamask_pl.evidence.comparison import (
     COMPARISON_JSON,
@@ -29,11 +26,14 @@ from datamask_pl.evidence.comparison import (
     describe_legend,
     format_row,
 )
-from datamask_pl.evidence.kept_by import Lengths, Share, by_group, by_length
-from datamask_pl.evidence.summary import COMPARED, Summary, summarize
-from datamask_pl.mask_file import read_complete
-from datamask_pl.mask_join import find_selection
-from datamask_pl.storage import redact
+from datamask_pl.evidence.kept_share import Lengths, Share, by_group, by_length
+from datamask_pl.evidence.run import FinishedRun, find_mask, open_run
+from datamask_pl.io.atomic import atomic_path, local_path
+from datamask_pl.io.parquet import iterate_batches, open_parquet
+from datamask_pl.io.paths import redact
+from datamask_pl.mask.join import find_selection
+from datamask_pl.mask.manifest import read_complete
+from datamask_pl.mask.summary import COMPARED, Summary, summarize
 
 REPORT_NAME = "report.html"
 MAX_POINTS = 4000
@@ -209,7 +209,7 @@ def _pictures(
     run: FinishedRun, shown: int, *, max_samples: int, num_clusters: int, seed: int, has_curves: bool
 ) -> tuple[dict[str, str], str]:
     """Every picture by name, and words about the curves."""
-    from datamask_pl.commands import report_pictures as made  # here, for without matplotlib there is an error in words
+    from datamask_pl.evidence import pictures as made  # here, for without matplotlib there is an error in words
 
     pictures = made.part_pictures(run)
     pictures |= made.feature_pictures(

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamask_pl.atomic import atomic_path, local_path
 from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.io.atomic import atomic_path, local_path
 
 _ROW_GROUP_SIZE = 1024
 # Its test suites are left out: their docstrings are notes, and some distributions of Python come without them.

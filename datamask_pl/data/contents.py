@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datamask_pl.data.blocks import BlockPlan
 from datamask_pl.data.forced_ids import describe_lost_ids
 from datamask_pl.data.limits import Survey
 from datamask_pl.data.loader import BlockQueue
+from datamask_pl.data.plan import BlockPlan
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.rows import BadRows
 from datamask_pl.data.schema import Dataset

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from datamask_pl.data.files import Location, expand, open_bytes, open_parquet, read_table
-from datamask_pl.data.sources import plain, plain_type
+from datamask_pl.data.shards import plain, plain_type
 from datamask_pl.errors import BudgetError, DataFileError, SchemaError
+from datamask_pl.io.parquet import Location, expand, open_bytes, open_parquet, read_table
 
 _MAGIC = b"PAR1"
 

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from datamask_pl.data.blocks import BlockPlan, Segment
-from datamask_pl.data.files import iterate_batches, open_parquet, row_group_rows
 from datamask_pl.data.forced_ids import ForcedIds
 from datamask_pl.data.limits import LimitsBuilder, Survey
+from datamask_pl.data.plan import BlockPlan, Segment
 from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
 from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import DataFile, Dataset
 from datamask_pl.data.types import Block
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 from datamask_pl.functional.device import give_back_memory
+from datamask_pl.io.parquet import iterate_batches, open_parquet, row_group_rows
 
 OnBadRow = Literal["error", "drop"]
 

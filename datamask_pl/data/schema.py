@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from datamask_pl.data.files import Location, expand, open_parquet, row_group_rows
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
+from datamask_pl.io.parquet import Location, expand, open_parquet, row_group_rows
 
 _NUM_FOOTER_THREADS = 16
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datamask_pl.errors import DataFileError
-from datamask_pl.mask_part import check_kinds
+from datamask_pl.mask.parts import check_kinds
 
 COMPARISON_CSV, COMPARISON_JSON = "comparison.csv", "comparison.json"
 COMPARISON_FORMAT = 2

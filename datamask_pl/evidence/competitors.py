@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from datamask_pl.baselines.catalog import BASELINES, BaselineName
 from datamask_pl.errors import ConfigError
+from datamask_pl.evidence.baselines.catalog import BASELINES, BaselineName
 from datamask_pl.objectives import DiversityName
 
 # Quick, and one of each kind; the others have to be asked for.

@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from shards import find_pages
 
 from datamask_pl.errors import DatamaskError
+from tests.support.shards import find_pages
 
 NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 400)
 

@@ -16,16 +16,16 @@ from damage import Known, damage, inputs, is_same, ours, spoil
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import ArgumentError
-from shards import COLUMNS, make_table
-from test_mask_file import FILES, HASH, SETTINGS, result
 
-import datamask_pl.fit
-from datamask_pl.checkpoint_io import STATE_KEY, AtomicCheckpointIO, read_checkpoint
-from datamask_pl.data.blocks import plan_blocks
+import datamask_pl.commands.fit
+from datamask_pl.data.plan import plan_blocks
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.schema import Columns, read_dataset
-from datamask_pl.data.sources import plain as plain_ids
-from datamask_pl.mask_file import Manifest, part_name, read_columns, read_complete, read_part, write_part
+from datamask_pl.data.shards import plain as plain_ids
+from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO, read_checkpoint
+from datamask_pl.mask.manifest import Manifest, part_name, read_columns, read_complete, read_part, write_part
+from tests.support.masks import FILES, HASH, SETTINGS, result
+from tests.support.shards import COLUMNS, make_table
 
 MASK_COLUMNS = ["id", "source_file", "source_row", "selected", "logit", "probability", "quality"]
 
@@ -207,14 +207,14 @@ class _Parser(Exception):  # noqa: N818
 def parser():
     """The parser of `fit`, before anything has been parsed."""
 
-    class Stops(datamask_pl.fit.FitCLI):
+    class Stops(datamask_pl.commands.fit.FitCLI):
         def parse_arguments(self, parser, args):
             raise _Parser(parser)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datamask_pl.fit, "FitCLI", Stops)
+        patch.setattr(datamask_pl.commands.fit, "FitCLI", Stops)
         with pytest.raises(_Parser) as caught:
-            datamask_pl.fit.run_fit([])
+            datamask_pl.commands.fit.run_fit([])
     return caught.value.args[0]
 
 

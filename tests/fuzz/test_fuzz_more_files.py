@@ -10,23 +10,23 @@ import pytest
 from damage import Known, damage, inputs, is_same, ours, spoil
 from hypothesis import given
 from hypothesis import strategies as st
-from shards import COLUMNS
 from torch.utils.tensorboard import SummaryWriter
 
 from datamask_pl.commands.apply import RECORD_NAME, Target
-from datamask_pl.data.blocks import plan_blocks
-from datamask_pl.data.files import Location, open_parquet, read_table
 from datamask_pl.data.forced_ids import read_forced_ids
+from datamask_pl.data.plan import plan_blocks
 from datamask_pl.data.reader import BlockReader
-from datamask_pl.data.rewrite import write_kept
 from datamask_pl.data.schema import Columns, read_dataset
-from datamask_pl.data.sources import iterate_ids, plain, plain_type, read_sources
-from datamask_pl.embed_files import TextFile, embed_file, is_finished
+from datamask_pl.data.shards import iterate_ids, plain, plain_type, read_sources
+from datamask_pl.embedding.files import TextFile, embed_file, is_finished
+from datamask_pl.embedding.texts import read_corpus
 from datamask_pl.evidence.comparison import TABLE, ComparedBlock, Comparison, Row
 from datamask_pl.evidence.curves import read_scalars
-from datamask_pl.mask_columns import find_types
-from datamask_pl.mask_join import check_id_type
-from datamask_pl.texts import read_corpus
+from datamask_pl.io.parquet import Location, open_parquet, read_table
+from datamask_pl.mask.columns import find_types
+from datamask_pl.mask.filter import write_kept
+from datamask_pl.mask.join import check_id_type
+from tests.support.shards import COLUMNS
 
 IDS = {
     "int64": pa.array(range(10**15, 10**15 + 40)),

@@ -6,9 +6,10 @@ lightning #9237, #18086: manual optimisation leaves ranks out of step.
 from pathlib import Path
 
 import pytest
-from custom_callbacks import AltersALogit
-from fits import write_shards
-from forked_ranks import Ranks
+
+from tests.support.callbacks import AltersALogit
+from tests.support.fits import write_shards
+from tests.support.forked_ranks import Ranks
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import ROOT, files_below, fit, parts, run_folder, selected_ids, write_shards
-from shards import make_table, write
 
 from datamask_pl.cli import main
+from tests.support.fits import ROOT, files_below, fit, parts, run_folder, selected_ids, write_shards
+from tests.support.shards import make_table, write
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_an_apply_that_is_killed_is_finished_by_the_next(workplace, how):
     main([*command, "whole"])
     # a slow disk, so that there is a middle to be killed in
     code = (
-        "import sys, time; from datamask_pl.data import rewrite; from datamask_pl.cli import main;"
+        "import sys, time; from datamask_pl.mask import filter as rewrite; from datamask_pl.cli import main;"
         "keep = rewrite._keep_rows; rewrite._keep_rows = lambda *args: (time.sleep(0.1), keep(*args))[1];"
         "main(sys.argv[1:])"
     )

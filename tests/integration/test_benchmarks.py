@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from shards import make_table, write
 from torch.utils.tensorboard import SummaryWriter
+
+from tests.support.shards import make_table, write
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))

@@ -8,8 +8,9 @@ import sys
 import pyarrow as pa
 import pytest
 import torch
-from shards import make_table, write
-from test_benchmarks import ROOT, run
+
+from tests.integration.test_benchmarks import ROOT, run
+from tests.support.shards import make_table, write
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

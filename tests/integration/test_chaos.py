@@ -16,8 +16,9 @@ import time
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fits import assert_same_mask, fit, manifest, parts, write_shards
-from forked_ranks import Ranks
+
+from tests.support.fits import assert_same_mask, fit, manifest, parts, write_shards
+from tests.support.forked_ranks import Ranks
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ ARGS = (
 )  # fmt: skip
 MINE = (*ARGS, "--run_name", "mine", "--checkpoint.every_n_steps", "2")
 # A step takes few milliseconds, and a run would be done before it is killed often enough.
-SLOWLY = ("--trainer.callbacks+", '{"class_path": "custom_callbacks.Sleeps", "init_args": {"seconds": 0.06}}')
+SLOWLY = ("--trainer.callbacks+", '{"class_path": "tests.support.callbacks.Sleeps", "init_args": {"seconds": 0.06}}')
 BEGUN = " on cpu"
 PREEMPTED = 75
 

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fits import fit
-from shards import damage_page, write_pages
 
 from datamask_pl.cli import main
+from tests.support.fits import fit
+from tests.support.shards import damage_page, write_pages
 
 OPTIONS = ("--data.path", "corpus.parquet", "--data.block_size", "100", "--model.num_steps", "2",
            "--model.diversity", "pairwise", "--run_name", "mine")  # fmt: skip

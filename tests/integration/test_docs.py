@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fits import ROOT, fit, manifest, parts, write_shards
-from problems import ground_set, unit_rows
 
 from datamask_pl.cli import COMMANDS, main
+from tests.support.fits import ROOT, fit, manifest, parts, write_shards
+from tests.support.problems import ground_set, unit_rows
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]

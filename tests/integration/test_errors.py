@@ -8,10 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from fits import ESTIMATORS, assert_same_mask, files_below, fit, parts, run, run_folder, start, write_shards
-from shards import make_table, vectors, write
 
 from datamask_pl.cli import main
+from tests.support.fits import (
+    ESTIMATORS,
+    assert_same_mask,
+    files_below,
+    fit,
+    parts,
+    run,
+    run_folder,
+    start,
+    write_shards,
+)
+from tests.support.shards import make_table, vectors, write
 
 
 @pytest.fixture
@@ -88,8 +98,11 @@ class TestOptions:
             ),
             (("--model.diversity", '[{"objective": "dsf"}]'), ("list: objective must be one of 'fac", "got dsf")),
             (("--model.diversity", '[{"objective": "disf", "weight": "a"}]'), ("weight must be float; got a",)),
-            (("--model.diversity", "custom_objectives.NoSuchClass"), ("NoSuchClass",)),
-            (("--model.diversity", "custom_objectives.EvenRows"), ("EvenRows", "group_relative or leave_one_out")),
+            (("--model.diversity", "tests.support.objectives.NoSuchClass"), ("NoSuchClass",)),
+            (
+                ("--model.diversity", "tests.support.objectives.EvenRows"),
+                ("EvenRows", "group_relative or leave_one_out"),
+            ),
             (("--model.num_rollouts", "1"), ("model.num_rollouts must be at least 2", "got 1")),
             (("--model.num_steps", "0"), ("model.num_steps must be at least 1",)),
             (("--model.num_steps", "many"), ("model.num_steps must be int, or null; got many",)),
@@ -221,7 +234,7 @@ class TestOptions:
     )
     def test_an_objective_that_fails_at_once_is_named(self, data, workplace, capsys, class_name, needed):
         with pytest.raises(SystemExit) as ended:
-            fit(*data, *ESTIMATORS["group_relative"], "--model.diversity", f"custom_objectives.{class_name}")
+            fit(*data, *ESTIMATORS["group_relative"], "--model.diversity", f"tests.support.objectives.{class_name}")
         err = capsys.readouterr().err
         assert ended.value.code == 2
         assert err.startswith("error: objective ")

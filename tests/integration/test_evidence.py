@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fits import ROOT, fit, run_folder
 
 from datamask_pl.cli import main
+from tests.support.fits import ROOT, fit, run_folder
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -75,7 +75,7 @@ def browse(tmp_path):
 def test_the_report_opens_in_a_browser_without_a_word_on_the_console(workplace, browse):
     image = pytest.importorskip("matplotlib.image")
     pytest.importorskip("jinja2")
-    from fits import write_shards
+    from tests.support.fits import write_shards
 
     fit("--data.path", write_shards(workplace / "shards", [120]), "--model.num_steps", "4")
     main(["report", "--run", str(run_folder())])

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import assert_same_mask, files_below, fit, manifest, parts, run_folder
-from shards import make_table, write
 
 from datamask_pl.cli import main
+from tests.support.fits import assert_same_mask, files_below, fit, manifest, parts, run_folder
+from tests.support.shards import make_table, write
 
 SIZES = [50, 70]
 RNG = np.random.default_rng(0)

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import files_below, fit, parts, run_folder, selected_ids, write_shards
 
 from datamask_pl.cli import main
+from tests.support.fits import files_below, fit, parts, run_folder, selected_ids, write_shards
 
 OPTIONS = ("--data.cost_column", "tokens", "--data.group_column", "source", "--model.select_ratio", "0.3")
 # as pandas writes an empty frame: with the names of its columns, and with none

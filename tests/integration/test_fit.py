@@ -6,20 +6,20 @@ from decimal import Decimal
 from itertools import count
 
 import numpy as np
-import oracles
 import pyarrow as pa
 import pytest
 import torch
 import yaml
-from fits import ESTIMATORS, ROOT, fit, manifest, parts, run_folder, selected_ids, write_shards
-from fits import assert_same_mask as assert_same
-from shards import make_table, vectors, write
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from datamask_pl.callbacks import mask_export
 from datamask_pl.cli import main
 from datamask_pl.data.scaling import ConstantQualityWarning
-from datamask_pl.mask_file import Manifest
+from datamask_pl.mask.manifest import Manifest
+from tests.support import oracles
+from tests.support.fits import ESTIMATORS, ROOT, fit, manifest, parts, run_folder, selected_ids, write_shards
+from tests.support.fits import assert_same_mask as assert_same
+from tests.support.shards import make_table, vectors, write
 
 DIVERSITIES = ("facility_location", "pairwise", "disf")
 
@@ -293,7 +293,7 @@ class TestConfiguration:
     @pytest.mark.parametrize("how", ["yaml", "command line"])
     def test_callbacks_of_the_user_join_ours(self, blocks, workplace, how):
         """lightning #15256: a user's trainer.callbacks silently replaces the project's own."""
-        callback = {"class_path": "custom_callbacks.CountsSteps", "init_args": {"path": "steps.txt"}}
+        callback = {"class_path": "tests.support.callbacks.CountsSteps", "init_args": {"path": "steps.txt"}}
         config = write_config(workplace / "config.yaml", trainer={"callbacks": [callback]})
         options = ("--config", config) if how == "yaml" else ("--trainer.callbacks+", json.dumps(callback))
         fit(*blocks, "--model.num_steps", "2", *options)
@@ -326,7 +326,7 @@ class TestConfiguration:
 class TestObjectives:
     @pytest.mark.filterwarnings("ignore:all rollouts of a step:UserWarning")  # this one is soon solved
     def test_an_objective_of_the_users_own_needs_only_a_value(self, blocks, workplace):
-        diversity = {"class_path": "custom_objectives.EvenRows", "init_args": {"scale": 2.0}}
+        diversity = {"class_path": "tests.support.objectives.EvenRows", "init_args": {"scale": 2.0}}
         config = write_config(workplace / "config.yaml", model={"diversity": diversity, "quality_weight": 0.0})
         fit(
             *blocks, "--config", config, *ESTIMATORS["group_relative"], "--data.partial", "1", "--model.num_steps", "20"
@@ -335,7 +335,7 @@ class TestObjectives:
             assert block["mask"]["terms"]["EvenRows"] >= 1.5  # of 2; a random mask has 1
 
     def test_its_class_path_can_stand_on_the_command_line(self, blocks):
-        fit(*blocks, "--model.diversity", "custom_objectives.EvenRows", *ESTIMATORS["leave_one_out"])
+        fit(*blocks, "--model.diversity", "tests.support.objectives.EvenRows", *ESTIMATORS["leave_one_out"])
         assert manifest(run_folder())["settings"]["objective"].startswith("0.5 * quality() + 0.5 * EvenRows(")
 
     def test_a_weighted_list_is_a_weighted_sum(self, blocks, workplace):
@@ -352,7 +352,7 @@ class TestObjectives:
             assert block["mask"]["f"] == pytest.approx(f, rel=1e-12)
 
     def test_a_term_of_a_list_may_be_of_the_users_own(self, blocks, workplace):
-        diversity = [{"objective": "pairwise"}, {"objective": {"class_path": "custom_objectives.EvenRows"}}]
+        diversity = [{"objective": "pairwise"}, {"objective": {"class_path": "tests.support.objectives.EvenRows"}}]
         config = write_config(workplace / "config.yaml", model={"diversity": diversity})
         fit(*blocks, "--config", config, *ESTIMATORS["group_relative"])
         fit("--config", str(run_folder() / "config.yaml"))

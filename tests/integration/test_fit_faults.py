@@ -4,10 +4,10 @@ import resource
 import warnings
 
 import pytest
-from faults import WRITE_FAULTS, lift_limit, limit, read_fault, write_fault
-from fits import assert_same_mask, fit, run_folder, write_shards
 
-from datamask_pl.run_logger import RunLogger
+from datamask_pl.callbacks.logger import RunLogger
+from tests.support.faults import WRITE_FAULTS, lift_limit, limit, read_fault, write_fault
+from tests.support.fits import assert_same_mask, fit, run_folder, write_shards
 
 
 @pytest.fixture(scope="module")

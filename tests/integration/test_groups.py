@@ -5,9 +5,10 @@ datasets #6594, lightning #20404: uneven shards lead to repeated samples or hang
 
 import pyarrow.parquet as pq
 import pytest
-from fits import assert_same_mask, fit, manifest, parts, run_folder, start, write_shards
-from forked_ranks import launch
-from ranks import end
+
+from tests.support.fits import assert_same_mask, fit, manifest, parts, run_folder, start, write_shards
+from tests.support.forked_ranks import launch
+from tests.support.ranks import end
 
 NUM_ROWS = 157
 BLOCK_SIZES = {1: 157, 3: 53, 7: 23}  # blocks of sizes that differ by one

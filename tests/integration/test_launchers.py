@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fits import QUIET, ROOT, assert_same_mask, files_below, fit, manifest, run, write_shards
-from ranks import free_port
+
+from tests.support.fits import QUIET, ROOT, assert_same_mask, files_below, fit, manifest, run, write_shards
+from tests.support.ranks import free_port
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 # three blocks of 76 or 77 rows, whose slices two processes share unevenly

@@ -6,9 +6,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import ESTIMATORS, ROLLOUTS, assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
-from ranks import on
-from shards import make_table, write
+
+from tests.support.fits import (
+    ESTIMATORS,
+    ROLLOUTS,
+    assert_same_mask,
+    fit,
+    manifest,
+    parts,
+    run,
+    run_folder,
+    write_shards,
+)
+from tests.support.ranks import on
+from tests.support.shards import make_table, write
 
 SIZES = [50, 70]
 RNG = np.random.default_rng(0)

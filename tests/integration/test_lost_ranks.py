@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fits import parts, run, write_shards
-from forked_ranks import Ranks
+
+from tests.support.fits import parts, run, write_shards
+from tests.support.forked_ranks import Ranks
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ REASONS = {
 def misbehaving(folder, how, *, num_masks=100):
     """Options of an objective that misbehaves on rank 1 once it has valued so many masks, after calibration's 64."""
     diversity = {
-        "class_path": "custom_objectives.MisbehavesOnRankOne",
+        "class_path": "tests.support.objectives.MisbehavesOnRankOne",
         "init_args": {"how": how, "num_masks": num_masks},
     }
     path = folder / f"{how}.yaml"

@@ -17,9 +17,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import QUIET, ROOT, fit, parts, run_folder, selected_ids, write_shards
 
 from datamask_pl.cli import main
+from tests.support.fits import QUIET, ROOT, fit, parts, run_folder, selected_ids, write_shards
 
 SECRET = "a-very-secret-key"
 BUCKET = "s3://bucket"

@@ -5,14 +5,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from custom_callbacks import Signals
-from fits import assert_same_mask, fit, manifest, write_shards
 from lightning.pytorch import Trainer
 
-from datamask_pl import module
-from datamask_pl.block_solution import solve
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.errors import ConfigError
+from datamask_pl.learner import module
+from datamask_pl.learner.solve import solve
+from tests.support.callbacks import Signals
+from tests.support.fits import assert_same_mask, fit, manifest, write_shards
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fits import ROOT, fit, manifest, parts, run_folder
-from shards import write
 
-from datamask_pl.baselines.greedy import greedy_disf, greedy_pairwise, lazy_greedy_facility_location
 from datamask_pl.cli import main
+from datamask_pl.evidence.baselines.greedy import greedy_disf, greedy_pairwise, lazy_greedy_facility_location
+from tests.support.fits import ROOT, fit, manifest, parts, run_folder
+from tests.support.shards import write
 
 DICTIONARY = sorted((ROOT.parent / "shared/data").glob("dictionary-*.parquet"))
 

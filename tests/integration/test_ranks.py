@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 import yaml
-from fits import assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
-from forked_ranks import launch
 from lightning.pytorch.callbacks import Callback
-from ranks import on
 
-from datamask_pl.datamodule import FeatureDataModule
-from datamask_pl.distributed import RankGroup
-from datamask_pl.module import MaskLearner
+from datamask_pl.data.module import FeatureDataModule
+from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.learner.module import MaskLearner
+from tests.support.fits import assert_same_mask, fit, manifest, parts, run, run_folder, write_shards
+from tests.support.forked_ranks import launch
+from tests.support.ranks import on
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 DIVERSITIES = ("facility_location", "pairwise", "disf")
@@ -142,7 +142,7 @@ class TestLaunchers:
     def test_all_processes_end_if_one_fails(self, folder):
         """lightning #11841: an exception on one rank leaves the others hanging."""
         name = "failing"
-        args = (*BLOCKS, *FITS["group_relative-disf"], "--model.diversity", "custom_objectives.FailsOnRankOne")
+        args = (*BLOCKS, *FITS["group_relative-disf"], "--model.diversity", "tests.support.objectives.FailsOnRankOne")
         code, _, err = run(*args, *into(name, 2), *on(2), folder=folder, timeout_s=300)
         assert code != 0
         assert "the proxy model's GPU is gone" in err

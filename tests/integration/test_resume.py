@@ -12,11 +12,21 @@ import time
 from pathlib import Path
 
 import pytest
-from fits import QUIET, assert_same_mask, files_below, fit, manifest, parts, run_folder, start, write_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from datamask_pl.checkpoint_io import STATE_KEY, AtomicCheckpointIO, list_checkpoints, parse_name, read_checkpoint
 from datamask_pl.cli import main
+from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO, list_checkpoints, parse_name, read_checkpoint
+from tests.support.fits import (
+    QUIET,
+    assert_same_mask,
+    files_below,
+    fit,
+    manifest,
+    parts,
+    run_folder,
+    start,
+    write_shards,
+)
 
 ROLLOUTS = ("--model.num_rollouts", "4", "--model.num_steps", "5")
 SETTINGS = {
@@ -131,7 +141,7 @@ class TestStoppingWithinABlock:
     def test_a_callback_that_stops_the_run(self, blocks):
         args = (*blocks, "--model.num_steps", "5")
         fit(*args)
-        callback = {"class_path": "custom_callbacks.StopsAfter", "init_args": {"num_steps": 8}}
+        callback = {"class_path": "tests.support.callbacks.StopsAfter", "init_args": {"num_steps": 8}}
         fit(*args, "--trainer.callbacks+", json.dumps(callback))
         assert len(parts(run_folder(version=1))) == 1
         fit(*args, "--ckpt_path", "last")
@@ -140,7 +150,7 @@ class TestStoppingWithinABlock:
     @pytest.mark.parametrize("stopped_by", ["max_steps", "a callback", "nothing"])
     def test_the_last_step_is_saved_though_the_interval_is_longer(self, blocks, stopped_by):
         """lightning #11979: the mask, too, is of the step that the checkpoint is of."""
-        callback = {"class_path": "custom_callbacks.StopsAfter", "init_args": {"num_steps": 4}}
+        callback = {"class_path": "tests.support.callbacks.StopsAfter", "init_args": {"num_steps": 4}}
         stop = {
             "max_steps": ("--trainer.max_steps", "4"),
             "a callback": ("--trainer.callbacks+", json.dumps(callback)),
@@ -299,7 +309,7 @@ class TestResuming:
 
     def test_an_objective_of_the_users_own_with_parts_of_its_own_is_recognised(self, blocks, workplace):
         """An object that is part of an objective prints as another address in every process."""
-        args = (*blocks, *SETTINGS["group_relative"], "--model.diversity", "custom_objectives.EvenRows")
+        args = (*blocks, *SETTINGS["group_relative"], "--model.diversity", "tests.support.objectives.EvenRows")
         args += ("--model.num_rollouts", "32")  # few rollouts may well keep equally many even rows
         fit(*args)
         fit(*args, "--trainer.max_steps", "8")

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fits import fit, manifest, parts, run_folder, write_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from datamask_pl.callbacks import figures as module
 from datamask_pl.callbacks.figures import MAX_BLOCKS, RunFigures, add_histogram
 from datamask_pl.data.types import Block
+from tests.support.fits import fit, manifest, parts, run_folder, write_shards
 
 OPTIONS = ("--data.block_size", "60", "--model.select_ratio", "0.2", "--model.num_steps", "3")
 PICTURES = ["figures/inclusion_probability", "figures/quality"]

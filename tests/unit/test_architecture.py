@@ -1,4 +1,4 @@
-"""Imports run down only: cli, then commands, callbacks, module and datamodule, then the core, then functional."""
+"""Imports run down only, floor by floor, and each rule of the house holds."""
 
 import ast
 import sys
@@ -10,18 +10,20 @@ import pytest
 import datamask_pl
 
 ROOT = Path(datamask_pl.__file__).parent
-# From the top down. A part that is not named belongs to the core, between `front` and `foundation`.
-LAYERS = [
+# From the top down; rooms on one floor do not import each other.
+FLOORS = [
     {"__main__"},
     {"cli"},
-    {"fit"},
-    {"commands", "callbacks", "module", "datamodule"},
-    set(),
-    {"functional", "distributed", "atomic", "storage"},
-    {"errors"},
+    {"commands"},
+    {"callbacks"},
+    {"evidence"},
+    {"learner", "mask"},
+    {"objectives", "data"},
+    {"distributed", "embedding"},
+    {"functional", "io"},
+    {"errors", "_moved"},
 ]
-CORE = LAYERS.index(set())
-APART = {"module", "datamodule", "callbacks"}
+MAX_ROOMS = 18
 
 
 def module_name(path: Path) -> str:
@@ -45,42 +47,71 @@ def imports_of(name: str) -> set[str]:
     return found
 
 
-def part_of(name: str) -> str:
+def room_of(name: str) -> str:
     """The first level below the package."""
     return name.split(".")[1] if "." in name else ""
 
 
-def layer_of(name: str) -> int:
-    return next((level for level, parts in enumerate(LAYERS) if part_of(name) in parts), CORE)
+def floor_of(name: str) -> int:
+    return next(level for level, rooms in enumerate(FLOORS) if room_of(name) in rooms)
 
 
 def own_imports_of(name: str) -> set[str]:
-    # the package itself holds the version alone
+    # the package itself imports nothing before a name is asked for
     return {other for other in imports_of(name) if other.startswith("datamask_pl.")}
 
 
-@pytest.mark.parametrize("name", SOURCES)
+def test_every_room_has_a_floor_and_rooms_are_few():
+    rooms = {room_of(name) for name in SOURCES if room_of(name)}
+    assert rooms == set().union(*FLOORS)
+    assert len(rooms) <= MAX_ROOMS
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if room_of(name)])
 def test_imports_run_down_only(name):
     for other in own_imports_of(name):
-        assert layer_of(name) <= layer_of(other), f"{name} imports {other}, which is above it"
-        is_apart = {part_of(name), part_of(other)} <= APART and part_of(name) != part_of(other)
-        assert not is_apart, f"{name} imports {other}: they meet at the batch types alone"
+        if room_of(name) != room_of(other):
+            assert floor_of(name) < floor_of(other), f"{name} imports {other}, which is not below it"
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if part_of(name) == "functional"])
+@pytest.mark.parametrize("name", [name for name in SOURCES if room_of(name) == "functional"])
 def test_functional_imports_torch_and_numpy_alone(name):
     for other in imports_of(name):
-        is_own = part_of(other) in {"functional", "errors"} and other.startswith("datamask_pl.")
+        is_own = room_of(other) in {"functional", "errors"} and other.startswith("datamask_pl.")
         assert is_own or other.split(".")[0] in {"torch", "numpy", *sys.stdlib_module_names}, f"{name} imports {other}"
 
 
-def test_the_package_and_its_errors_import_nothing_of_it():
-    assert not own_imports_of("datamask_pl")
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("datamask_pl.learner", "datamask_pl.data.module"), ("datamask_pl.callbacks", "datamask_pl.data.module"),
+     ("datamask_pl.callbacks", "datamask_pl.learner.module")],
+)  # fmt: skip
+def test_learner_data_module_and_callbacks_meet_at_the_batch_types(name, other):
+    assert not [source for source in SOURCES if source.startswith(name) and other in imports_of(source)]
+
+
+def test_the_package_is_imported_without_its_dependencies():
+    assert own_imports_of("datamask_pl") - type_checking_imports_of("datamask_pl") == {"datamask_pl._moved"}
     assert not own_imports_of("datamask_pl.errors")
+    assert not own_imports_of("datamask_pl._moved")
+
+
+def type_checking_imports_of(name: str) -> set[str]:
+    body = ast.parse(SOURCES[name].read_text(encoding="utf-8")).body
+    guards = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {node.module for guard in guards for node in ast.walk(guard) if isinstance(node, ast.ImportFrom)}
+
+
+def test_every_public_name_is_there():
+    for name in datamask_pl.__all__:
+        assert getattr(datamask_pl, name)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = datamask_pl.Nothing
 
 
 def test_no_module_imports_itself_through_others():
-    TopologicalSorter({name: own_imports_of(name) for name in SOURCES}).prepare()
+    graph = {name: own_imports_of(name) for name in SOURCES if name != "datamask_pl"}
+    TopologicalSorter(graph).prepare()
 
 
 COLLECTIVES = {
@@ -97,12 +128,13 @@ def test_collectives_live_in_one_module():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if isinstance(node.func.value, ast.Name) and node.func.value.id == "dist"
         }
-        assert name == "datamask_pl.distributed" or not called & COLLECTIVES, f"{name} calls {called & COLLECTIVES}"
+        is_home = name == "datamask_pl.distributed.collectives"
+        assert is_home or not called & COLLECTIVES, f"{name} calls {called & COLLECTIVES}"
 
 
-def test_torch_distributed_is_known_to_few():
-    users = {part_of(name) for name in SOURCES if any("torch.distributed" in other for other in imports_of(name))}
-    assert users <= {"distributed", "strategy", "launch", "failures"}
+def test_torch_distributed_is_known_to_one_room():
+    users = {room_of(name) for name in SOURCES if any("torch.distributed" in other for other in imports_of(name))}
+    assert users == {"distributed"}
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from fits import ESTIMATORS, fit, manifest, parts, run_folder
-from shards import make_table, write
 
 from datamask_pl.data.loader import draw_rows
 from datamask_pl.data.scaling import ConstantQualityWarning, MergedQualityWarning
 from datamask_pl.functional.budget import budget
 from datamask_pl.functional.multilinear import ascent_direction, inclusion_probabilities, solve_threshold
-from datamask_pl.functional.rounding import top_k_mask
-from datamask_pl.policy import LogitAscent, MaskPolicy
+from datamask_pl.functional.swaps.pooled import top_k_mask
+from datamask_pl.learner.policy import LogitAscent, MaskPolicy
+from tests.support.fits import ESTIMATORS, fit, manifest, parts, run_folder
+from tests.support.shards import make_table, write
 
 BEYOND_FLOAT32 = 2**24 + 1  # float32 counts no further than 2^24
 

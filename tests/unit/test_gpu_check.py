@@ -6,7 +6,8 @@ import sys
 
 import pytest
 import torch
-from fits import ROOT
+
+from tests.support.fits import ROOT
 
 SCRIPT = ROOT / "benchmarks/gpu_check.py"
 # a machine with a GPU may have no jsonargparse and no tensorboard

@@ -6,9 +6,10 @@ import math
 from itertools import pairwise as neighbours
 
 import numpy as np
-import oracles
 import pytest
 import torch
+
+from tests.support import oracles
 
 # Three unit vectors: the cosine of rows 0 and 1 is 0.6, of 1 and 2 is 0.8, of 0 and 2 is 0.
 FEATURES = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])

@@ -5,10 +5,20 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from faults import read_fault
-from shards import COLUMNS, make_table, write
-from test_mask_file import HASH, SETTINGS
-from writers import (
+
+from datamask_pl.commands.report import report
+from datamask_pl.commands.sample import read_docstrings
+from datamask_pl.data.plan import plan_blocks
+from datamask_pl.data.reader import BlockReader
+from datamask_pl.data.schema import Columns, read_dataset
+from datamask_pl.embedding.model import hash_model
+from datamask_pl.errors import CheckpointError, DataFileError, DatamaskError
+from datamask_pl.io.checkpoints import newest_whole_checkpoint, read_checkpoint
+from datamask_pl.mask.manifest import Manifest, read_part
+from tests.support.faults import read_fault
+from tests.support.masks import HASH, SETTINGS
+from tests.support.shards import COLUMNS, make_table, write
+from tests.support.writers import (
     prepare_compared_run,
     prepare_mask,
     prepare_run,
@@ -22,16 +32,6 @@ from writers import (
     write_report,
     write_vectors,
 )
-
-from datamask_pl.checkpoint_io import newest_whole_checkpoint, read_checkpoint
-from datamask_pl.commands.report import report
-from datamask_pl.commands.sample import read_docstrings
-from datamask_pl.data.blocks import plan_blocks
-from datamask_pl.data.reader import BlockReader
-from datamask_pl.data.schema import Columns, read_dataset
-from datamask_pl.errors import CheckpointError, DataFileError, DatamaskError
-from datamask_pl.mask_file import Manifest, read_part
-from datamask_pl.text_model import hash_model
 
 REASON = "Input/output error"
 

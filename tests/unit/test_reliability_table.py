@@ -4,7 +4,8 @@ import ast
 import re
 
 import pytest
-from fits import ROOT
+
+from tests.support.fits import ROOT
 
 TEXT = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py::[\w:]+)`", TEXT)))

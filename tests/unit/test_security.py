@@ -1,7 +1,6 @@
 """What a file from elsewhere can do: be refused. No code of it is run, nothing imported, nothing written outside."""
 
 import ast
-import importlib.util
 import io
 import json
 import os
@@ -18,18 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fits import ROOT, fit, run_folder, write_shards
 from packaging.requirements import Requirement
 from packaging.version import Version
-from writers import prepare_mask, write_filtered
 
-from datamask_pl import checkpoint_io
-from datamask_pl.checkpoint_io import STATE_KEY, checkpoint_name, encode, newest_whole_checkpoint, read_checkpoint
 from datamask_pl.commands.apply import apply
-from datamask_pl.data import sources as sources_module
-from datamask_pl.data.files import Location
+from datamask_pl.data import shards as sources_module
 from datamask_pl.errors import CheckpointError, ConfigError
-from datamask_pl.mask_file import read_complete
+from datamask_pl.io import checkpoints
+from datamask_pl.io.checkpoints import STATE_KEY, checkpoint_name, encode, newest_whole_checkpoint, read_checkpoint
+from datamask_pl.io.parquet import Location
+from datamask_pl.mask.manifest import read_complete
+from tests.support.fits import ROOT, fit, run_folder, write_shards
+from tests.support.writers import prepare_mask, write_filtered
 
 PACKAGE = ROOT / "datamask_pl"
 RUNS_CODE = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy", "code"}
@@ -73,14 +72,14 @@ def test_no_call_runs_code_from_a_file():
     assert num_loads >= 1
 
 
-def test_only_the_command_line_imports_by_name_and_only_its_own_commands():
+def test_only_names_of_this_package_are_imported_by_name():
     users = {
         name
         for name, tree in trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and called(node) in ("import_module", "import_object", "get_import_path")
     }
-    assert users == {"datamask_pl/cli.py"}
+    assert users == {"datamask_pl/__init__.py", "datamask_pl/_moved.py", "datamask_pl/cli.py"}
 
 
 class Trap:
@@ -93,7 +92,7 @@ class Trap:
 def sealed(content):
     """With the checksum that whoever makes a trap can make, too."""
     body = content[:-2] if content.startswith(b"PK") else content
-    return body + checkpoint_io._ending(memoryview(body))
+    return body + checkpoints._ending(memoryview(body))
 
 
 def _zipped(content):
@@ -281,57 +280,3 @@ class TestDependencies:
             assert requirement.specifier.contains(self.LOCK[requirement.name]), requirement
         lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
         assert len(lines) == len(self.LOCK), "a line of requirements.lock pins no exact version"
-
-
-def _tool(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_bill_of_materials_has_every_package_of_the_lock(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sbom.py", str(ROOT / "requirements.lock")])
-    _tool("sbom").main()
-    bill = json.loads(capsys.readouterr().out)
-    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
-    assert {part["purl"] for part in bill["components"]} == {
-        f"pkg:pypi/{name}@{version}" for name, version in TestDependencies.LOCK.items()
-    }
-    assert len({part["bom-ref"] for part in bill["components"]}) == len(bill["components"])
-
-
-class TestAudit:
-    def audit(self, folder, script):
-        """With a stand-in for pip-audit."""
-        tool = folder / "venv/bin/pip-audit"
-        tool.parent.mkdir(parents=True)
-        tool.write_text(f"#!/bin/sh\n{script}\n")
-        tool.chmod(0o755)
-        return _tool("audit").run("requirements.lock", folder / "venv")
-
-    def test_without_a_network_it_says_so_and_ends_well(self, workplace, capsys):
-        assert self.audit(workplace, "echo 'ERROR: could not connect' >&2; exit 1") == 0
-        assert capsys.readouterr().out == "nothing was audited: ERROR: could not connect (is there a network?)\n"
-
-    def test_without_the_tool_and_a_network_it_says_so_and_ends_well(self, workplace, capsys, monkeypatch):
-        audit = _tool("audit")
-        monkeypatch.setattr(audit.venv, "create", lambda *_, **__: None)
-        (workplace / "venv/bin").mkdir(parents=True)
-        (workplace / "venv/bin/python").symlink_to("/bin/false")
-        assert audit.run("requirements.lock", workplace / "venv") == 0
-        assert "nothing was audited" in capsys.readouterr().out
-
-    def test_where_no_package_is_found_nothing_is_said_to_be_audited(self, workplace, capsys):
-        found = json.dumps({"dependencies": [{"name": "a", "skip_reason": "not found"}]})
-        assert self.audit(workplace, f"echo '{found}'") == 0
-        assert capsys.readouterr().out.startswith("nothing was audited: no package was found")
-
-    def test_vulnerabilities_are_listed_and_end_it_with_1(self, workplace, capsys):
-        fault = {"id": "CVE-1", "fix_versions": ["2"], "aliases": [], "description": ""}
-        found = [{"name": "a", "version": "1", "vulns": [fault]}, {"name": "b", "version": "3", "vulns": []}]
-        found += [{"name": "c", "skip_reason": "unknown"}]
-        assert self.audit(workplace, f"echo '{json.dumps({'dependencies': found})}'; exit 1") == 1
-        out = capsys.readouterr().out
-        assert "a 1: CVE-1, mended in 2\n2 packages of requirements.lock audited, 1 vulnerabilities known\n" in out
-        assert "not audited: c" in out

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import KILLS, WRITE_FAULTS, write_fault
-from writers import WRITERS
 
 from datamask_pl.errors import DataFileError
+from tests.support.faults import KILLS, WRITE_FAULTS, write_fault
+from tests.support.writers import WRITERS
 
 
 def contents(folder="."):
@@ -109,7 +109,7 @@ def _write_and_die(folder, what, point):
 def test_a_process_killed_while_it_writes_leaves_whole_files_and_the_same_goes_on(workplace, undisturbed, what):
     prepare, write, name = WRITERS[what]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["datamask_pl.fit", "torch.utils.tensorboard", "forked_ranks", "writers"])
+    context.set_forkserver_preload(["datamask_pl.commands.fit", "torch.utils.tensorboard", "forked_ranks", "writers"])
     for point in KILLS:
         folder = workplace / point
         folder.mkdir()

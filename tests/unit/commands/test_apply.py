@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fits import ROOT, files_below
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shards import write
 
 from datamask_pl.commands import apply as module
 from datamask_pl.commands.apply import apply
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
-from datamask_pl.mask_file import part_name
+from datamask_pl.mask.manifest import part_name
+from tests.support.fits import ROOT, files_below
+from tests.support.shards import write
 
 HASH = "a" * 64
 ID_KINDS = {

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
-import oracles
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fits import ESTIMATORS, fit, manifest, parts, run_folder
-from shards import make_table, write
 
-from datamask_pl.baselines.catalog import BASELINES
 from datamask_pl.cli import main
 from datamask_pl.commands import compare as module
-from datamask_pl.commands.finished_run import FinishedRun
 from datamask_pl.data.scaling import scale_quality
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.evidence import competitors
+from datamask_pl.evidence.baselines.catalog import BASELINES
 from datamask_pl.evidence.comparison import COMPARISON_CSV, COMPARISON_JSON
+from datamask_pl.evidence.run import FinishedRun
 from datamask_pl.functional.seeding import derive_seed
+from tests.support import oracles
+from tests.support.fits import ESTIMATORS, fit, manifest, parts, run_folder
+from tests.support.shards import make_table, write
 
 OPTIONS = ("--data.block_size", "60", "--model.select_ratio", "0.2", "--model.num_steps", "4")
 STORED = {"compression": "none", "use_dictionary": False}
@@ -182,7 +182,8 @@ class TestTheTable:
         assert {name for _, name in table(run)} == {"mask", "random"}
 
     def test_a_custom_objective_and_several_terms_are_valued_as_the_run_did(self, made, workplace):
-        terms = '[{"objective": "pairwise", "weight": 2}, {"objective": {"class_path": "custom_objectives.EvenRows"}}]'
+        own = '{"class_path": "tests.support.objectives.EvenRows"}'
+        terms = '[{"objective": "pairwise", "weight": 2}, {"objective": ' + own + "}]"
         options = (*OPTIONS[:4], *ESTIMATORS["group_relative"], "--model.diversity", terms)
         fit("--data.path", str(made / "shards"), *options)
         compare("--run", run_folder(), "--competitors", "[random]")

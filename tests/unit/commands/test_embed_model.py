@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from text_models import MAX_LENGTH, NUM_DIMENSIONS, make_texts, oracle, save_model
 
-from datamask_pl import embed_files
 from datamask_pl.commands.embed import embed
-from datamask_pl.embed_files import METADATA_KEY, launched
+from datamask_pl.embedding import files
+from datamask_pl.embedding.files import METADATA_KEY, launched
+from datamask_pl.embedding.model import TextModel, _choose_precision
 from datamask_pl.errors import BadRowError, ConfigError, SchemaError
-from datamask_pl.text_model import TextModel, _choose_precision
+from tests.support.text_models import MAX_LENGTH, NUM_DIMENSIONS, make_texts, oracle, save_model
 
 pytestmark = pytest.mark.skipif(
     not (find_spec("transformers") and find_spec("sentence_transformers")),
@@ -71,7 +71,7 @@ def all_texts():
 @pytest.mark.parametrize(("name", "normalises"), [("unit", True), ("raw", False)])
 def test_vectors_are_those_of_the_model_text_by_text(case, name, normalises, monkeypatch):
     """Batches of 4 in chunks of 5, sorted by length within; the oracle takes each text alone."""
-    monkeypatch.setattr(embed_files, "ROW_GROUP_SIZE", 5)
+    monkeypatch.setattr(files, "ROW_GROUP_SIZE", 5)
     embed("texts", "features", model=str(case / name), batch_size=4, device="cpu")
     found = read()
     assert sorted(found) == list(range(33))
@@ -200,7 +200,7 @@ def test_a_store_is_read_and_written_like_a_folder(case):
 
 @pytest.mark.parametrize(("text", "fault"), [(None, "text is null"), ("", "text is empty"), (" \n", "text is empty")])
 def test_a_text_that_says_nothing_is_an_error_that_says_where(case, monkeypatch, text, fault):
-    monkeypatch.setattr(embed_files, "ROW_GROUP_SIZE", 4)
+    monkeypatch.setattr(files, "ROW_GROUP_SIZE", 4)
     pq.write_table(
         pa.table({"chunk_id": range(7), "text": ["w1", "w2", "w3", "w4", "w5", text, "w6"], "quality_score": [0.5] * 7},
                  schema=pq.read_schema("texts/sub-0/2.parquet")),
@@ -217,7 +217,7 @@ def test_a_vector_that_float16_cannot_hold_is_an_error(case, monkeypatch):
         vectors = np.ones((4, 16), np.float32)
         vectors[row] = value
         with pytest.raises(BadRowError, match=rf"^f, row {10 + row}: the model's vector cannot be kept in float16"):
-            embed_files._check_vectors(vectors, "f", 10)
+            files._check_vectors(vectors, "f", 10)
 
 
 def test_what_cannot_work_is_named_before_a_model_is_loaded(case, monkeypatch):

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow as pa
 import pytest
-from fits import fit, manifest, parts, run_folder
-from shards import make_table, write
 
 from datamask_pl.cli import main
 from datamask_pl.evidence.comparison import Comparison
+from tests.support.fits import fit, manifest, parts, run_folder
+from tests.support.shards import make_table, write
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

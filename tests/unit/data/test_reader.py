@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shards import COLUMNS, make_table, vectors, write
 
-from datamask_pl.data.blocks import plan_blocks
+from datamask_pl.data.plan import plan_blocks
 from datamask_pl.data.reader import BlockReader, _concat_ids
 from datamask_pl.data.rows import check_rows
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
+from tests.support.shards import COLUMNS, make_table, vectors, write
 
 columns = Columns(**COLUMNS)
 LIST, FIXED = pa.list_(pa.float32()), pa.list_(pa.float32(), 2)
@@ -347,7 +347,7 @@ def test_columns_that_are_not_named_are_not_read(tmp_path, monkeypatch):
 
 MEASURE_PEAK = """
 import resource, sys, pyarrow as pa
-from datamask_pl.data.blocks import plan_blocks
+from datamask_pl.data.plan import plan_blocks
 from datamask_pl.data.reader import BlockReader, _concat_ids
 from datamask_pl.data.schema import Columns, read_dataset
 

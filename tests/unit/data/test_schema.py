@@ -5,11 +5,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shards import COLUMNS, make_table, write
 
-from datamask_pl.data.files import expand, open_parquet
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
+from datamask_pl.io.parquet import expand, open_parquet
+from tests.support.shards import COLUMNS, make_table, write
 
 columns = Columns(**COLUMNS)
 

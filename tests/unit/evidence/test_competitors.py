@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamask_pl.baselines.catalog import BASELINES
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence import competitors
+from datamask_pl.evidence.baselines.catalog import BASELINES
 from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, DIVERSITY_OF, check_competitors, quality_weight_of
 
 weights = st.floats(0, 1)

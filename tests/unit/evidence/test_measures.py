@@ -1,12 +1,12 @@
 """What `compare` shows is what the formulas say, and what the optimiser maximised."""
 
 import numpy as np
-import oracles
 import pytest
 import torch
-from problems import DIVERSITIES, ground_set, random_masks, unit_rows
 
 from datamask_pl.evidence import measures
+from tests.support import oracles
+from tests.support.problems import DIVERSITIES, ground_set, random_masks, unit_rows
 
 FEATURES_ND = unit_rows(40, 6, seed=1)
 MASKS_RN = random_masks(5, 40, 8, seed=2)

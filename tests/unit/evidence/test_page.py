@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 
 import pyarrow as pa
 import pytest
-from fits import fit
-from shards import make_table, write
 
 from datamask_pl.cli import main
+from tests.support.fits import fit
+from tests.support.shards import make_table, write
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

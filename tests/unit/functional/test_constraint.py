@@ -2,9 +2,7 @@ import math
 import re
 from fractions import Fraction
 
-import constraints
 import numpy as np
-import oracles
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +13,8 @@ from datamask_pl.functional import constraint as constraint_module
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.budget import BudgetRule, Totals, apportion, budget, part_budgets
 from datamask_pl.functional.constraint import Constraint, Holdings
-from datamask_pl.functional.rounding import top_k_mask
+from datamask_pl.functional.swaps.pooled import top_k_mask
+from tests.support import constraints, oracles
 
 RATIOS = st.integers(1, 100).map(lambda number: number / 100)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)

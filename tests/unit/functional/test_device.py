@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from pretended_accelerator import pretend
 
 from datamask_pl.functional import device
 from datamask_pl.functional.device import (
@@ -28,6 +27,7 @@ from datamask_pl.functional.device import (
     take_rows,
     unpack_bits,
 )
+from tests.support.pretended_accelerator import pretend
 
 CPU, GPU, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
 ANYWHERE = pytest.mark.parametrize("where", [lambda tensor: tensor, pretend], ids=["cpu", "pretended"])

@@ -1,1 +1,0 @@
-"""The selections that a learned mask is compared with."""

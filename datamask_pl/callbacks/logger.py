@@ -1,0 +1,110 @@
+"""TensorBoard events of a run, in a folder that appears with the first of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter
+
+from datamask_pl.distributed.collectives import decided_once, place
+
+
+class RunLogger(TensorBoardLogger):
+    """TensorBoardLogger that writes nothing before there is something to log.
+
+    Lightning opens every logger before the data are checked; a run that ends with an error there would leave a folder
+    with an empty event file. The configuration is in the run's config.yaml, so no hparams.yaml is written.
+
+    Args:
+        save_dir: folder of all runs.
+        name: folder of the runs of one kind, in `save_dir`.
+        version: folder of this run, in `name`; `version_0`, `version_1`, ... if left out, the first that is free.
+        run_name: the same, but never taken for a number: of `version: 7` the folder is `version_7`, of `run_name: 7` it
+            is `7`. `fit --run_name` sets it.
+    """
+
+    def __init__(
+        self,
+        *,
+        save_dir: str = "runs",
+        name: str = "datamask",
+        version: int | str | None = None,
+        run_name: str | None = None,
+    ) -> None:
+        version = version if run_name is None else run_name
+        super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False)
+        self._has_begun = False
+        self._has_failed = False
+
+    @property
+    def version(self) -> int | str:
+        """Name or number of the run's folder; where groups of ranks log side by side, rank 0 of all chooses it."""
+        if self._version is None:
+            found = decided_once("run-version", lambda: str(self._get_next_version()))
+            self._version = int(found)
+        return self._version
+
+    @property
+    def experiment(self) -> Any:  # noqa: ANN401
+        """The SummaryWriter, once something has been logged; every group of ranks but the first has its own folder."""
+        if not self._has_begun or self._has_failed:
+            return _NoWriter()
+        if self._experiment is None and place().group > 0:
+            self._experiment = SummaryWriter(log_dir=os.path.join(self.log_dir, f"group-{place().group:02d}"))
+        return super().experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Writes scalars, all of a step as one event: each one wakes the thread that writes, and waits for it."""
+        if self._has_failed:
+            return
+        self._has_begun = True
+        with self._going_on():
+            writer = self.experiment.file_writer
+            if writer is None:  # closed by `finalize`: a scalar opens it again
+                super().log_metrics(dict(metrics), step)
+                return
+            values = [Summary.Value(tag=name, simple_value=number) for name, number in metrics.items()]
+            writer.add_summary(Summary(value=values), step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Forces events to disk."""
+        with self._going_on():
+            self.experiment.flush()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Closes the file."""
+        with self._going_on():
+            super().finalize(status)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Where events cannot be written, says so once and writes no more: that is no reason to end a run."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            # Lightning says of whatever goes wrong that the number cannot be logged
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, OSError):
+                raise
+            self._has_failed = True
+            reason = cause.strerror or str(cause)
+            rank_zero_warn(f"events cannot be written to {self.log_dir} ({reason}); the run goes on without them.")
+
+
+class _NoWriter:
+    """Stands for a SummaryWriter that has not been opened, or that cannot write."""
+
+    def flush(self) -> None:
+        """Nothing has been written."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,281 @@
+"""A mask that is made, with the data that it was made from: what `compare` and `report` look at.
+
+Shapes: N samples of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+from torch import Tensor
+
+from datamask_pl.data.module import FeatureDataModule
+from datamask_pl.data.shards import plain
+from datamask_pl.data.types import Block
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.io.atomic import local_path
+from datamask_pl.io.paths import AnyPath, any_path
+from datamask_pl.learner.loop import learn_block
+from datamask_pl.learner.module import MaskLearner
+from datamask_pl.mask.manifest import MANIFEST_NAME, Manifest, part_name, read_columns, read_finished
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
+
+_LIMITS = ("cost_column", "group_column", "keep_ids", "drop_ids")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A mask, what it was learned from and for.
+
+    Attributes:
+        folder: where what is found out goes.
+        mask: folder of the parts.
+        manifest: of the mask; its blocks are those that are finished.
+        data: the files, which are those that the mask was learned from.
+        learner: with the options of the run; it has learned nothing.
+        quality_weight: as the run was told.
+    """
+
+    folder: Path
+    mask: AnyPath
+    manifest: Manifest
+    data: FeatureDataModule
+    learner: MaskLearner
+    quality_weight: float
+
+    @property
+    def objective(self) -> JointObjective:
+        """What was maximised."""
+        return self.learner.objective
+
+    @property
+    def place(self) -> AnyPath:
+        """Folder of the run, or of the mask if that is elsewhere."""
+        return self.folder if self.mask == self.folder / "mask" else self.mask
+
+    @property
+    def is_exported(self) -> bool:
+        """True if the mask was made from the logits of another one, and not learned for its budget."""
+        return any("made_from" in about for about in self.manifest.blocks.values())
+
+    @property
+    def limits(self) -> list[str]:
+        """Options by which the budget went, beside the number of samples."""
+        return limits_of(self.manifest)
+
+    def scales(self, index: int) -> dict[str, float]:
+        """What the run divides each term by, in a block.
+
+        Raises:
+            DataFileError: If the part does not say.
+        """
+        found = self.manifest.blocks[index].get("scales")
+        names = [term.name for term in self.objective.terms]
+        if not isinstance(found, dict) or not all(isinstance(found.get(name), float) for name in names):
+            raise DataFileError(
+                f"{self.mask / part_name(index)} does not say by what the terms of f are divided; make the mask again."
+            )
+        return {name: found[name] for name in names}
+
+    @property
+    def can_learn_block(self) -> bool:
+        """True if `learn_block` does what the run did: it saw whole blocks, and kept to a number of samples alone."""
+        return self.learner.is_whole_block and not self.limits
+
+    def learn_block(self, ground: GroundSet, scales: Tensor) -> Tensor:
+        """The mask that the run's method learns for a ground set; see `evidence.relearned`.
+
+        Args:
+            ground: the samples and the budget.
+            scales: float64 (number of terms,), by which the terms are divided.
+
+        Returns:
+            bool (N,), True = kept.
+        """
+        learner = self.learner
+        return learn_block(
+            ground,
+            objective=self.objective,
+            scales=scales,
+            num_steps=learner.num_steps,
+            max_lr=learner.max_lr,
+            min_lr=learner.min_lr,
+            init=learner.init,
+            is_polished=learner.polish,
+        )
+
+
+def limits_of(manifest: Manifest) -> list[str]:
+    """Options by which the budget of a mask went, beside the number of samples: of `export`, if that made it."""
+    settings, data = manifest.settings, (manifest.config or {}).get("data", {})
+    if "export.select_ratio" in settings:
+        return [f"export.{name}" for name in _LIMITS if settings.get(f"export.{name}")]
+    return [f"data.{name}" for name in _LIMITS if data.get(name)]
+
+
+def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[AnyPath, Path]:
+    """Folder of the mask, and folder for what is found out about it.
+
+    That is output, if given, or the run's folder. For a mask elsewhere, as `export` writes it, a folder beside it, with
+    its name and -evidence behind it; in the current folder where the mask is in an object store.
+
+    Raises:
+        ConfigError: If neither or both of run and mask are given.
+        DataFileError: If there is no mask.
+    """
+    if (run is None) == (mask is None):
+        raise ConfigError("give either --run, the folder of a run, or --mask, the folder of a mask.")
+    if run is not None:
+        folder = local_path("run", run)
+        found: AnyPath = folder / "mask"
+        if not (found / MANIFEST_NAME).exists():
+            if (folder / MANIFEST_NAME).exists():
+                hint = f"it is a mask folder itself: --mask {folder}"
+            elif folder.is_dir():
+                hint = "if mask.output was set, give that folder as --mask"
+            else:
+                hint = "give the folder that fit names at its end, such as runs/fineweb/version_0"
+            raise DataFileError(f"{folder} has no mask ({found / MANIFEST_NAME} does not exist); {hint}.")
+    else:
+        found = any_path("mask", str(mask))
+        folder = _beside(found)
+        if not (found / MANIFEST_NAME).exists():
+            raise DataFileError(
+                f"{found} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
+                "such as runs/fineweb/version_0/mask."
+            )
+    return found, folder if output is None else local_path("output", output)
+
+
+def _beside(mask: AnyPath) -> Path:
+    if isinstance(mask, Path):
+        whole = mask.absolute()
+        is_of_run = whole.name == "mask" and (whole.parent / "config.yaml").exists()
+        return mask.parent if is_of_run else mask.with_name(f"{whole.name}-evidence")
+    return Path(f"{mask.name}-evidence")
+
+
+def open_run(mask: AnyPath, folder: Path, *, source: str | list[str] | None) -> FinishedRun:
+    """Reads the manifest of a mask, and finds the files that it was learned from.
+
+    Args:
+        mask: folder of the mask.
+        folder: where what is found out goes.
+        source: the files, where they are not at the run's data.path any more.
+
+    Raises:
+        ConfigError: If the mask was learned from Python, has no finished block, its configuration does not fit this
+            version, or the files are not those that it was learned from.
+        DataFileError: If a file is missing or cannot be read, or a part of the mask is damaged.
+        SchemaError: If a column is missing.
+    """
+    manifest = read_finished(mask)
+    data, learner = _instantiate(manifest, mask, source)
+    try:
+        data.setup()
+    except DataFileError as error:
+        if source is not None:
+            raise
+        raise DataFileError(
+            f"{str(error).rstrip('.')} (data.path is that of the run; if the files have moved, give --source)."
+        ) from error
+    if data.plan_hash != manifest.plan_hash:
+        given = "source" if source is not None else "data.path of the run"
+        raise ConfigError(
+            f"{given}: the files are not those that {mask} was learned from (plan {data.plan_hash[:12]}, the mask's is "
+            f"{manifest.plan_hash[:12]}); names, sizes, row groups and columns must be the same. "
+            f"The mask's files: {_few(manifest.files)}."
+        )
+    config = manifest.config or {}
+    return FinishedRun(
+        folder=folder,
+        mask=mask,
+        manifest=manifest,
+        data=data,
+        learner=learner,
+        quality_weight=float(config["model"]["quality_weight"]),
+    )
+
+
+def read_block(run: FinishedRun, index: int) -> tuple[Block, Tensor]:
+    """A block, and its mask.
+
+    Args:
+        run: that it is of.
+        index: a finished block.
+
+    Returns:
+        The block, and bool (N,), True = kept.
+
+    Raises:
+        DataFileError: If the samples in the files are not those of the part, or it is damaged.
+    """
+    path = run.mask / part_name(index)
+    table = read_columns(run.mask, index, run.manifest, ["id", "selected"])
+    block = run.data.read_block(index)
+    there, here = plain(_whole(table["id"])), plain(block.ids)
+    if not here.equals(there):
+        pairs = zip(here.to_pylist(), there.to_pylist(), strict=False)
+        row = next((row for row, (one, other) in enumerate(pairs) if one != other), min(len(here), len(there)))
+        raise DataFileError(
+            f"{path} is of other samples than the files hold now: they differ from sample {row} of the block on, of "
+            f"{len(there)} in the mask and {len(here)} in the files; restore the files, or fit again."
+        )
+    return block, torch.from_numpy(table["selected"].to_numpy())
+
+
+def ground_set(block: Block, num_selected: int, rows: Tensor | None = None) -> GroundSet:
+    """The samples of a block, or some of them, as the objective sees them.
+
+    Args:
+        block: read from the files.
+        num_selected: the budget.
+        rows: int64, rows of the block; all if left out.
+    """
+    chosen = slice(None) if rows is None else rows
+    return GroundSet(
+        features_ND=block.features_ND[chosen],
+        quality_N=block.scaled_quality_N[chosen],
+        num_selected=num_selected,
+        inv_norm_N=block.inv_norm_N[chosen],
+    )
+
+
+def _instantiate(
+    manifest: Manifest, mask: AnyPath, source: str | list[str] | None
+) -> tuple[FeatureDataModule, MaskLearner]:
+    """Data module and learner of the run, as its configuration says."""
+    if manifest.config is None:
+        raise ConfigError(
+            f"{mask} was made from Python: its {MANIFEST_NAME} has no configuration that says where the data are and "
+            "what was maximised; only masks that the fit command made can be looked at."
+        )
+    config: dict[str, Any] = {name: dict(manifest.config[name]) for name in ("data", "model")}
+    if source is not None:
+        config["data"]["path"] = source
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FeatureDataModule, "data")
+    parser.add_class_arguments(MaskLearner, "model")
+    try:
+        made = parser.instantiate_classes(parser.parse_object(config))
+    except ArgumentError as error:
+        raise ConfigError(
+            f"{mask}: the run's configuration cannot be used here ({' '.join(str(error).split())}); use the version of "
+            f"datamask_pl that made it, {manifest.versions.get('datamask_pl')}, and have its own objectives importable."
+        ) from error
+    return made.data, made.model
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,1 @@
+"""The search for similar samples: exact, by clusters, pairs above a bound, duplicates."""

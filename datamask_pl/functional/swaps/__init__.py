@@ -1,0 +1,1 @@
+"""Local search by swaps, which improves the mask after the last step."""

@@ -1,0 +1,399 @@
+"""MaskLearner: wires policy, objective and estimator into Lightning. No formulas, no files.
+
+Shapes: N samples of the block, M samples of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal, cast, get_args
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from datamask_pl.data.loader import DEFAULT_PARTIAL
+from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
+from datamask_pl.distributed.collectives import RankGroup, failing_together
+from datamask_pl.errors import CheckpointError, ConfigError
+from datamask_pl.functional.budget import BudgetRule
+from datamask_pl.functional.schedule import default_schedule, linear_rate
+from datamask_pl.functional.seeding import derive_seed
+from datamask_pl.io.checkpoints import STATE_KEY
+from datamask_pl.learner import options
+from datamask_pl.learner.ground import check_budgets, make_ground, part_of
+from datamask_pl.learner.metrics import StepMetrics
+from datamask_pl.learner.policy import Initialization, LogitAscent, MaskPolicy
+from datamask_pl.learner.solve import calibrate, solve
+from datamask_pl.learner.state import BlockState, read_dump
+from datamask_pl.learner.step import Update, multilinear_update, rollout_update
+from datamask_pl.objectives import Objective
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective, WeightedObjective
+
+Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
+STATE_VERSION = 1
+# Third integers of seeds, beside the steps of a block.
+CALIBRATION, COMPARISON = 2**62, 2**62 + 1
+
+
+class MaskLearner(LightningModule):
+    """Learns which samples of each block to keep.
+
+    Maximises quality_weight * quality + (1 - quality_weight) * diversity over the subsets of
+    round(select_ratio * n) samples of every block, by gradient ascent on one logit a sample. With data.cost_column over
+    the subsets that cost at most select_ratio of the block's cost.
+
+    Args:
+        select_ratio: share of each block to keep, above 0 and at most 1.
+        group_budget: with data.group_column, how the budget is divided. `proportional` keeps select_ratio of every
+            group; ratios by name, such as {code: 0.3, web: 0.05}, from 0 to 1, keep another share of the groups that
+            they name; `free` counts what is kept of each group and does not limit it.
+        quality_weight: from 0, diversity alone, to 1, quality alone.
+        diversity: `facility_location` (every sample of the block has a similar one in the mask), `pairwise` (the mask's
+            samples are not similar to each other), `disf` (no direction of the features dominates), an objective of
+            your own by class path, or a list of weighted ones.
+        calibrate: divide quality and each diversity term by its standard deviation over random masks, so that
+            quality_weight means the same on any data. Without it the terms are raw, as in papers.
+        estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
+            `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
+        num_rollouts: masks drawn a step, over all ranks, at least 2; 16 with a control variate, 128 without. Not used
+            by `multilinear`.
+        control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
+            linear part exactly and step along it in dual coordinates, as `multilinear` does, leave the rest alone to
+            chance, and shrink it by its noise; both rollout estimators are then one. False for the paper's, or the
+            plain unbiased one. Not used by `multilinear`, nor where a term has no expectation.
+        num_steps: steps a block; 1000 where masks are drawn without a control variate. For `multilinear`, and with one,
+            20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF. More for a data.partial below 1.
+        max_lr: learning rate of a block's first step; 10 where masks are drawn without a control variate, else 4.
+        min_lr: learning rate of its last step, linear between; 1 where masks are drawn without a control variate, else
+            1.5, or max_lr if less.
+        init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
+            negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
+        patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
+            By default it never does.
+        min_churn: share of the mask that counts as a change, for `patience`.
+        polish: after the last step, exchange samples near the threshold for as long as the objective rises.
+
+    Raises:
+        ConfigError: If a value is not allowed, or the estimator cannot train the objective.
+    """
+
+    def __init__(
+        self,
+        *,
+        select_ratio: float = 0.1,
+        group_budget: Literal["proportional", "free"] | dict[str, float] = "proportional",
+        quality_weight: float = 0.5,
+        diversity: Literal["facility_location", "pairwise", "disf"]
+        | Objective
+        | list[WeightedObjective] = "facility_location",
+        calibrate: bool = True,
+        estimator: Literal["multilinear", "leave_one_out", "group_relative"] = "multilinear",
+        num_rollouts: int | None = None,
+        control_variate: bool = True,
+        num_steps: int | None = None,
+        max_lr: float | None = None,
+        min_lr: float | None = None,
+        init: Literal["same", "quality"] = "same",
+        patience: int | None = None,
+        min_churn: float = 0.001,
+        polish: bool = True,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        options.check_choice("estimator", estimator, get_args(Estimator))
+        options.check_choice("init", init, get_args(Initialization))
+        self.rule = BudgetRule(select_ratio, group_budget)
+        self.calibrate = calibrate
+        self.estimator: Estimator = estimator
+        self.control_variate = control_variate
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        self.is_controlled = control_variate and self.objective.has_expectation
+        self.num_rollouts = (16 if self.is_controlled else 128) if num_rollouts is None else num_rollouts
+        defaults = default_schedule(
+            estimator,
+            is_polish_quick=polish and self.objective.has_interactions,
+            has_control_variate=self.is_controlled,
+        )
+        self._has_default_steps = num_steps is None
+        self.num_steps = defaults.num_steps if num_steps is None else num_steps
+        self.max_lr = defaults.max_lr if max_lr is None else max_lr
+        self.min_lr = min(defaults.min_lr, max(self.max_lr, 0.0)) if min_lr is None else min_lr
+        self.init: Initialization = init
+        self.patience = patience
+        self.min_churn = min_churn
+        self.polish = polish
+        options.check(
+            self.num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts
+        )
+        options.check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
+        options.check(patience is None or patience >= 1, "patience must be at least 1", patience)
+        options.check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
+        if estimator == "multilinear" and not self.objective.has_expectation:
+            names = ", ".join(self.objective.without_expectation())
+            raise ConfigError(
+                f"model.estimator multilinear needs the expectation of every term, and {names} gives only `value`; "
+                "use model.estimator: group_relative or leave_one_out."
+            )
+        self.metrics = StepMetrics()
+        self.latest: dict[str, float] = {}
+        self.result: BlockResult | None = None
+        self._state: BlockState | None = None
+        self._restored: dict[str, Any] | None = None
+
+    @property
+    def is_whole_block(self) -> bool:
+        """True if a step sees the whole block, False if it draws masks in a random part of it."""
+        return self.estimator == "multilinear"
+
+    @property
+    def block_index(self) -> int:
+        """Index of the block that was begun last."""
+        return self._current.block.index
+
+    @property
+    def is_block_done(self) -> bool:
+        """True once the block at hand has had all its steps or has settled; False if the run stops within it."""
+        num_steps = min(self.num_steps, int(self.trainer.num_training_batches))
+        return self._current.is_settled or self._current.num_steps >= num_steps
+
+    # ---- Lightning's hooks, in the order in which they are called
+
+    def setup(self, stage: str) -> None:
+        """Checks every block's budget, and makes room for the logits of the longest.
+
+        Raises:
+            BudgetError: If the ratio keeps nothing of a block, or its budget cannot be met.
+            ConfigError: If the trainer has no data module, or would compute in half precision or for one step alone, or
+                groups are named that are not there.
+        """
+        source = self._source
+        source.prepare()
+        default_partial = 1.0 if self.is_controlled else DEFAULT_PARTIAL
+        with failing_together():
+            options.check_trainer(self.trainer)
+            step_share = default_partial if source.partial is None else source.partial
+            check_budgets(self.rule, source, step_share=1.0 if self.is_whole_block else step_share)
+        if self._has_default_steps and self.is_controlled and not self.is_whole_block:
+            options.warn_of_few_steps(self.num_steps, step_share)
+        source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
+        on_cpu = self.trainer.strategy.root_device.type == "cpu"
+        source.set_reading(is_ahead=not (on_cpu and self.objective.holds_lists))
+        sizes = source.block_sizes
+        self.policy = MaskPolicy(max(sizes, default=1))
+        self.ranks = RankGroup.world()
+        max_epochs = self.trainer.max_epochs
+        if max_epochs is None or not 0 <= max_epochs < len(sizes):
+            self.trainer.fit_loop.max_epochs = len(sizes)
+
+    def configure_optimizers(self) -> LogitAscent:
+        """The one optimizer, of our own."""
+        return LogitAscent(self.policy.logits)
+
+    def on_train_epoch_start(self) -> None:
+        """Lets go of the block before, which the callbacks have written by now: memory is two blocks."""
+        self._state, self.result = None, None
+
+    @torch.no_grad()
+    def training_step(self, batch: PartialBatch, batch_idx: int) -> None:
+        """One step of ascent on the logits of the batch."""
+        state = self._begin_block(batch) if self._is_new(batch) else self._current
+        if state.is_settled:
+            return
+        started_s = time.perf_counter()
+        update = self._update(batch, state)
+        rate = linear_rate(batch.step, self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
+        optimizer = self.optimizers()
+        cast(LogitAscent, optimizer.optimizer).stage(batch.rows_M, rate * update.direction_M)  # type: ignore[union-attr]
+        optimizer.step()  # type: ignore[union-attr]
+        state.note_step(update)
+        self.metrics.update(update.metrics)
+        self.metrics.update_speed(update.direction_M.numel(), time.perf_counter() - started_s)
+        if self.patience is not None or self.is_log_due(batch.step):
+            self._observe(state)
+        if state.is_settled or self.is_log_due(batch.step):
+            self._log_step(rate, step=batch.block.index * self.num_steps + batch.step + 1)
+
+    @torch.no_grad()
+    def on_train_epoch_end(self) -> None:
+        """Rounds the logits of the block to its mask; `result` holds it from here on. Collective.
+
+        Lightning calls this also where trainer.max_steps or max_time end the run within a block: there is no result.
+        """
+        state = self._current
+        if not self.is_block_done:
+            return
+        logits_N = self._logits(state)
+        options.check_logits(logits_N, f"block {state.block.index} after its last step")
+        self.check_agreement(f"end of block {state.block.index}")
+        self.result = solve(
+            state,
+            logits_N,
+            objective=self.objective,
+            is_polished=self.polish,
+            seed=derive_seed(self._source.seed, state.block.index, COMPARISON),
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the logits and Lightning's own counters do not tell; tensors and plain types only."""
+        checkpoint[STATE_KEY] = {
+            "version": STATE_VERSION,
+            "plan_hash": self._source.plan_hash,
+            "seed": self._source.seed,
+            "settings": self.settings(),
+            "block": None if self._state is None else self._state.dump(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses Lightning's way of resuming, which knows nothing of blocks.
+
+        Raises:
+            CheckpointError: Always.
+        """
+        raise CheckpointError(
+            "trainer.fit(ckpt_path=...) cannot continue a mask; fit again with LogitsCheckpoint and the same folder, "
+            "and the block that was begun goes on from its newest checkpoint."
+        )
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Takes over the logits and the state of the block that begins next.
+
+        Raises:
+            CheckpointError: If they are of other data or other settings, or damaged; see `read_dump`.
+        """
+        source = self._source
+        index = source.next_block
+        assert index is not None, "no block is left to restore"
+        self._restored = read_dump(
+            checkpoint,
+            made_with={"version": STATE_VERSION, "plan_hash": source.plan_hash, **self.settings()},
+            index=index,
+            num_samples=source.block_sizes[source.schedule.index(index)],
+            num_terms=len(self.objective.terms),
+        )
+        source.resume_at(index, self._restored["num_steps"])
+
+    def check_agreement(self, when: str) -> None:
+        """Compares the logits of all ranks. Collective.
+
+        Raises:
+            AgreementError: If they differ; names the ranks.
+        """
+        self.ranks.check_agreement(self.policy.logits, when)
+
+    def is_log_due(self, step: int) -> bool:
+        """True on a block's first and last step, and every `trainer.log_every_n_steps` between."""
+        return step in (0, self.num_steps - 1) or (step + 1) % max(1, self._log_every_n_steps) == 0
+
+    # ---- the parts of a step
+
+    @property
+    def _log_every_n_steps(self) -> int:
+        return int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]  # set by Lightning's logger connector
+
+    @property
+    def _source(self) -> BlockSource:
+        source = getattr(self.trainer, "datamodule", None)
+        if source is None:
+            raise ConfigError(
+                "MaskLearner needs a data module: trainer.fit(learner, datamodule=FeatureDataModule(...))."
+            )
+        return cast(BlockSource, source)
+
+    @property
+    def _current(self) -> BlockState:
+        assert self._state is not None, "no block has been begun"
+        return self._state
+
+    def _is_new(self, batch: PartialBatch) -> bool:
+        return self._state is None or self._state.block.index != batch.block.index
+
+    def _logits(self, state: BlockState) -> Tensor:
+        return self.policy.logits.detach()[: state.ground.num_samples]
+
+    def _begin_block(self, batch: PartialBatch) -> BlockState:
+        started_s = time.perf_counter()
+        block, device = batch.block, self.device
+        ground = make_ground(block, self.rule, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
+        restored, self._restored = self._restored, None
+        if restored is None:
+            self.policy.reset(ground.quality_N, ground.num_selected, init=self.init, is_independent=self.is_whole_block)
+        else:
+            self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(device)
+        scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
+        mask_N = ground.top_k(self.policy.logits.detach()[: block.num_samples])
+        state = BlockState(block, ground, scales.to(device), mask_N, started_s=started_s)
+        if restored is not None:
+            state.restore(restored)
+        self._state = state
+        if state.is_settled:
+            self._source.skip_rest_of_block()
+        return state
+
+    def _calibrate(self, batch: PartialBatch, ground: GroundSet) -> Tensor:
+        if not self.calibrate:
+            return torch.ones(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        seed = derive_seed(self._source.seed, batch.block.index, CALIBRATION)
+        return calibrate(self.objective, ground if self.is_whole_block else self._part_of(ground, batch), seed=seed)
+
+    def _part_of(self, ground: GroundSet, batch: PartialBatch) -> GroundSet:
+        """The batch's rows as a ground set of their own, evaluated by each rank for itself."""
+        assert batch.rows_M is not None
+        return part_of(ground, batch.rows_M, self.rule, helpers=self.ranks)
+
+    def _update(self, batch: PartialBatch, state: BlockState) -> Update:
+        block, step = batch.block.index, batch.step
+        step_name = f"block {block}, step {step}"
+        logits_M = self._logits(state) if batch.rows_M is None else self.policy.logits.detach()[batch.rows_M]
+        options.check_logits(logits_M, step_name)
+        if self.estimator == "multilinear":
+            return multilinear_update(
+                logits_M,
+                objective=self.objective,
+                ground=state.ground,
+                scales=state.scales,
+                step_name=step_name,
+            )
+        seed = self._source.seed
+        return rollout_update(
+            logits_M,
+            objective=self.objective,
+            ground=self._part_of(state.ground, batch),
+            scales=state.scales,
+            estimator=self.estimator,
+            num_rollouts=self.num_rollouts,
+            control_variate=self.control_variate,
+            seed_of=lambda rollout: derive_seed(seed, block, step, rollout),
+            ranks=self.ranks,
+            step_name=step_name,
+        )
+
+    def _observe(self, state: BlockState) -> None:
+        churn = state.observe(self._logits(state), patience=self.patience, min_churn=self.min_churn)
+        self.metrics.update({"policy/churn": torch.tensor(churn, dtype=torch.float64)})
+        if state.is_settled:
+            self._source.skip_rest_of_block()
+
+    def _log_step(self, rate: float, *, step: int) -> None:
+        self.latest = {**self.metrics.compute(), "policy/lr": rate}
+        self.metrics.reset()
+        if self.latest.get("policy/groups_without_spread") and not self.is_controlled:
+            options.warn_of_equal_rewards()
+        for logger in self.trainer.loggers:
+            logger.log_metrics(self.latest, step=step)
+
+    # ---- checkpoints
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the mask of given data, by the name of its option."""
+        names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish", "patience", "min_churn"]
+        settings: dict[str, Any] = {"model.select_ratio": self.rule.select_ratio}
+        settings |= {f"model.{name}": getattr(self, name) for name in names}
+        if self._source.has_groups:
+            settings["model.group_budget"] = self.rule.group_budget
+        if not self.is_whole_block:
+            settings["model.num_rollouts"] = self.num_rollouts
+            settings["model.control_variate"] = self.control_variate
+        settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
+        return {**settings, "data.seed": self._source.seed}

@@ -1,0 +1,194 @@
+"""What is done once a block: the scales of its terms before the first step, its mask after the last.
+
+Shapes: R masks, N samples.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from datamask_pl.data.types import BlockResult, Values, group_budgets_of
+from datamask_pl.functional.device import give_back_memory
+from datamask_pl.functional.rollouts import constrained, plackett_luce
+from datamask_pl.functional.swaps.constrained import polish_within
+from datamask_pl.functional.swaps.coverage import CandidateCoverage, polish_covered
+from datamask_pl.functional.swaps.pooled import MAX_ENUMERATED_SAMPLES, Interactions, polish
+from datamask_pl.learner.state import BlockState
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.joint import JointObjective
+
+NUM_CALIBRATION_MASKS = 64
+# Elements of masks that are valued in one call.
+MAX_MASK_ELEMENTS = 2**24
+# A spread below this share of a term's size is rounding: the term is constant.
+RELATIVE_SPREAD = 1e-7
+
+
+def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tensor:
+    """Random masks of the ground set's budget, the same on any device: bool (R, N)."""
+    return _draw_masks(num_masks, ground, torch.Generator().manual_seed(seed))
+
+
+def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -> Tensor:
+    equal_N = torch.zeros(ground.num_samples)
+    if ground.constraint is not None:
+        keys = [constrained.gumbel_keys(equal_N, generator=generator) for _ in range(num_masks)]
+        return torch.stack([ground.constraint.fill(key_N.to(ground.device)) for key_N in keys])
+    masks_RN = torch.zeros(num_masks, ground.num_samples, dtype=torch.bool)
+    draws = plackett_luce.draw_each(equal_N, ground.num_selected, generators=repeat(generator, num_masks))
+    for mask_N, (rows, _) in zip(masks_RN, draws, strict=True):
+        mask_N[rows] = True
+    # what values of these masks take comes on top
+    give_back_memory()
+    return masks_RN.to(ground.device)
+
+
+def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Tensor:
+    """Standard deviation of every term over 64 random masks of the budget. Collective over `ground.ranks`.
+
+    Args:
+        objective: the terms.
+        ground: what a step's masks are drawn from.
+        seed: of the masks.
+
+    Returns:
+        float64 (number of terms,); 0 for a term that is constant, which then counts nothing.
+
+    Raises:
+        ObjectiveError: If a term that counts is not finite; on all ranks.
+    """
+    objective.prepare(ground, num_masks=NUM_CALIBRATION_MASKS)
+    generator = torch.Generator().manual_seed(seed)
+    at_once = max(1, min(NUM_CALIBRATION_MASKS, MAX_MASK_ELEMENTS // ground.num_samples))
+    counts = [min(at_once, NUM_CALIBRATION_MASKS - first) for first in range(0, NUM_CALIBRATION_MASKS, at_once)]
+    parts = (objective.term_values(_draw_masks(count, ground, generator), ground) for count in counts)
+    values = torch.cat(list(parts), dim=1)
+    give_back_memory()
+    objective.check_finite(values, when="in calibration, before the first step")
+    spread = values.std(dim=1, correction=1)
+    return torch.where(spread > RELATIVE_SPREAD * values.abs().amax(1), spread, 0.0)
+
+
+def round_logits(
+    logits_N: Tensor,
+    *,
+    objective: JointObjective,
+    ground: GroundSet,
+    scales: Tensor,
+    is_polished: bool,
+    best_rollout_N: Tensor | None,
+) -> Tensor:
+    """The mask of a block: the better of top-k and the best rollout, then exchanges that raise the objective.
+
+    Args:
+        logits_N: float (N,).
+        objective: what is maximised.
+        ground: the whole block. Collective over its ranks.
+        scales: float64 (number of terms,).
+        is_polished: whether to exchange.
+        best_rollout_N: bool (N,), the best mask of the whole block that was drawn, if any.
+
+    Returns:
+        bool (N,), with exactly the budget kept, or of a cost at most that.
+    """
+    starts = [ground.top_k(logits_N)]
+    if best_rollout_N is not None:
+        starts.append(best_rollout_N)
+
+    def values(masks_RN: Tensor) -> Tensor:
+        return objective.combine(objective.term_values(masks_RN, ground), scales)
+
+    def gains(mask_N: Tensor) -> Tensor:
+        if not objective.has_expectation:
+            return logits_N.double()
+        return objective.linearize(mask_N.double(), ground, scales)[0].gradient_N
+
+    best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
+    if not is_polished:
+        return best_N
+    constraint = ground.constraint
+    if objective.has_coverage and ground.num_samples > MAX_ENUMERATED_SAMPLES:
+
+        def coverage(masked_N: Tensor, rows_P: Tensor) -> CandidateCoverage:
+            return objective.coverage(masked_N, rows_P, ground, scales)
+
+        best_N, _ = polish_covered(best_N, values=values, gains=gains, coverage=coverage, constraint=constraint)
+        if constraint is None or not constraint.has_costs:
+            return best_N
+    if constraint is not None:
+        return polish_within(best_N, constraint, values=values, gains=gains, features=ground.centered)[0]
+
+    def interactions(rows_P: Tensor) -> Interactions:
+        pool = ground.part(rows_P)
+        return lambda places, others: objective.interactions(places, others, pool, scales)
+
+    return polish(
+        best_N,
+        values=values,
+        gains=gains,
+        features=ground.centered,
+        interactions=interactions if objective.has_interactions else None,
+    )[0]
+
+
+def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
+    """What each mask is worth. Collective over `ground.ranks`.
+
+    Raises:
+        ObjectiveError: If a term that counts is not finite; on all ranks.
+    """
+    terms = objective.term_values(masks_RN, ground)
+    objective.check_finite(terms, when="after the last step")
+    f_R = objective.combine(terms, scales)
+    names = [term.name for term in objective.terms]
+    return [
+        Values(float(f), dict(zip(names, column.tolist(), strict=True))) for f, column in zip(f_R, terms.T, strict=True)
+    ]
+
+
+def solve(
+    state: BlockState, logits_N: Tensor, *, objective: JointObjective, is_polished: bool, seed: int
+) -> BlockResult:
+    """The mask of a block whose steps are done, beside a random one and the one of highest quality. Collective.
+
+    Args:
+        state: of the block.
+        logits_N: float32 (N,), after the last step.
+        objective: what is maximised.
+        is_polished: whether samples near the threshold are exchanged.
+        seed: of the random mask.
+    """
+    ground, scales = state.ground, state.scales
+    give_back_memory()
+    mask_N = round_logits(
+        logits_N,
+        objective=objective,
+        ground=ground,
+        scales=scales,
+        is_polished=is_polished,
+        best_rollout_N=state.best_mask_N,
+    )
+    random_N = draw_uniform_masks(1, ground, seed=seed)[0]
+    masks_RN = torch.stack([mask_N, random_N, ground.top_k(ground.quality_N)])
+    mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
+    names = [term.name for term in objective.terms]
+    # what is written and drawn of the block comes on top of it
+    ground.forget()
+    give_back_memory()
+    return BlockResult(
+        block=state.block,
+        num_selected=int(mask_N.sum()),
+        mask_N=mask_N.cpu(),
+        logits_N=logits_N.cpu().clone(),
+        probability_N=ground.probabilities(logits_N).float().cpu(),
+        mask=mask,
+        random=random,
+        top_quality=top_quality,
+        scales=dict(zip(names, scales.tolist(), strict=True)),
+        num_steps=state.num_steps,
+        seconds=state.seconds,
+        budgets=[] if ground.constraint is None else group_budgets_of(ground.constraint, mask_N),
+    )

@@ -1,0 +1,91 @@
+"""Columns that go with the samples of a mask: of its own parts, or of other files that are joined by id.
+
+Shapes: M samples of the mask, S rows of the other files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from datamask_pl.data.shards import SourceFile, plain, plain_type
+from datamask_pl.errors import BadRowError, SchemaError
+from datamask_pl.io.parquet import open_parquet, read_table
+from datamask_pl.io.paths import AnyPath, read_footer
+from datamask_pl.mask.join import check_id_type, look_up, part_id_type, read_parts
+from datamask_pl.mask.manifest import Manifest, part_name
+
+
+def own_schema(folder: AnyPath) -> pa.Schema:
+    """Columns of the parts of a mask and their types."""
+    return read_footer(folder / part_name(0)).schema.to_arrow_schema()
+
+
+def find_types(source: SourceFile, names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Types of some columns of a file.
+
+    Raises:
+        SchemaError: If one is not there, or several times.
+    """
+    with open_parquet(source.location) as parquet:
+        schema = parquet.schema_arrow
+    for name in names:
+        if schema.names.count(name) != 1:
+            raise SchemaError(
+                f"{source.location.name} has no column {name!r}, or several; its columns are: "
+                f"{', '.join(schema.names)}."
+            )
+    return {name: schema.field(name).type for name in names}
+
+
+def join_columns(
+    folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], names: Sequence[str], *, id_column: str
+) -> list[pa.Table]:
+    """Some columns of other files, for the samples of every part in their order.
+
+    Args:
+        folder: of the mask.
+        manifest: of the mask, which is complete.
+        sources: files with the mask's ids, among others.
+        names: columns wanted.
+        id_column: the files' column that holds the ids.
+
+    Raises:
+        SchemaError: If the id column is missing, or of another type than the mask's ids.
+        BadRowError: If an id of the mask is not in the files, or there or in the mask several times.
+    """
+    id_type = plain_type(part_id_type(folder))
+    for source in sources:
+        check_id_type(source, id_column, id_type, None)
+    chunks, lengths = [], []
+    for table in read_parts(folder, manifest, ["id"]):
+        chunks += [plain(chunk) for chunk in table["id"].chunks]
+        lengths.append(table.num_rows)
+    id_M = pa.concat_arrays([pa.array([], id_type), *chunks])
+    if len(id_M.unique()) < len(id_M):
+        raise BadRowError(
+            f"{folder}: {len(id_M) - len(id_M.unique())} ids repeat another; rows cannot be joined by id."
+        )
+    position_S = np.concatenate([position for _, position in look_up(sources, id_column, id_M)])
+    row_M = np.full(len(id_M), -1, dtype=np.int64)
+    known = np.flatnonzero(position_S >= 0)
+    row_M[position_S[known]] = known
+    if len(np.unique(position_S[known])) < len(known):
+        count_M = np.bincount(position_S[known], minlength=len(id_M))
+        first = id_M[int(count_M.argmax())].as_py()
+        raise BadRowError(f"source has id {first!r} {count_M.max()} times; give every sample once.")
+    if (row_M < 0).any():
+        first = id_M[int(np.flatnonzero(row_M < 0)[0])].as_py()
+        raise BadRowError(
+            f"source does not have id {first!r} of the mask, nor {int((row_M < 0).sum()) - 1} more of {len(id_M)}; "
+            "give all files."
+        )
+    tables = []
+    for source in (source for source in sources if source.num_rows):
+        with open_parquet(source.location) as parquet:
+            tables.append(read_table(parquet, source.location.name, list(names)))
+    joined = pa.concat_tables(tables, promote_options="permissive").take(pa.array(row_M))
+    starts = np.cumsum([0, *lengths])
+    return [joined.slice(start, length) for start, length in zip(starts, lengths, strict=False)]

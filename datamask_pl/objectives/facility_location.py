@@ -1,0 +1,201 @@
+"""Facility location: every sample of the block has a similar one among the kept.
+
+Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V samples whose lists a rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.errors import ConfigError
+from datamask_pl.functional.device import one_thread_each, pack_bits, rows_at_once
+from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
+from datamask_pl.functional.neighbors.exact import PANEL_ROWS, cut, rows_of
+from datamask_pl.functional.neighbors.pairs import SimilarPairs
+from datamask_pl.functional.terms import facility_location
+from datamask_pl.objectives.base import ClosedFormObjective, Expectation
+from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
+
+# Bounds on the default length of a neighbour list.
+MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
+# Samples whose nearest kept one is searched for by one thread at a time.
+OPEN_ROWS = 1024
+# Samples by masks that are looked up at once.
+MAX_LOOKED_UP = 2**17
+
+
+class FacilityLocation(ClosedFormObjective):
+    """Mean over all samples of the block of the similarity to the most similar kept one.
+
+    `expectation` walks the lists of the nearest neighbours; what lies behind their end is left out, and bounded in the
+    log as `truncation_bound`. `value` looks behind their end by brute force, and is exact where the lists are. Where
+    they are approximate, a missed neighbour may have been the nearest kept one: `value` is then a lower bound, of every
+    mask by the same lists, and `recall` is logged.
+
+    Args:
+        num_neighbors: length of each sample's list, itself included; by default 6 / select_ratio, from 60 to 512, so
+            that with random inclusion a list without a kept sample is rarer than 1 in 400.
+        neighbors: how the lists are found. `exact`: all pairs. `approximate`: among the samples of near clusters.
+            `auto`: exact for up to 200,000 samples.
+        recall: share of the true neighbours that an approximate search is to find, in (0, 1].
+
+    Raises:
+        ConfigError: If an option is out of range.
+    """
+
+    def __init__(
+        self, *, num_neighbors: int | None = None, neighbors: NeighborSearch = "auto", recall: float = 0.95
+    ) -> None:
+        if num_neighbors is not None and num_neighbors < 1:
+            raise ConfigError(f"num_neighbors must be at least 1, got {num_neighbors}.")
+        if neighbors not in get_args(NeighborSearch):
+            raise ConfigError(f"neighbors must be one of {', '.join(get_args(NeighborSearch))}, got {neighbors!r}.")
+        if not 0.0 < recall <= 1.0:
+            raise ConfigError(f"recall must be above 0 and at most 1, got {recall}.")
+        self.num_neighbors = num_neighbors
+        self.neighbors = neighbors
+        self.recall = recall
+
+    @property
+    def holds_lists(self) -> bool:
+        """See `Objective.holds_lists`."""
+        return True
+
+    def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
+        """See `Objective.prepare`. Collective over `ground.ranks` and `ground.helpers`."""
+        # exact lists are N^2 D products, brute force R K N D; approximate lists are found where they are asked for, so
+        # that all masks are judged by them
+        is_cheaper = num_masks * ground.num_selected >= ground.num_samples
+        if is_cheaper or is_approximate(self.neighbors, ground.num_samples):
+            self._table(ground)
+
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.value`."""
+        self.prepare(ground, num_masks=masks_RN.shape[0])
+        if not ground.is_cached(self._key(ground)):
+            return torch.stack([self._brute_force(mask_N, ground) for mask_N in masks_RN])
+        table, n = self._table(ground), ground.num_samples
+        packed_NB = pack_bits(masks_RN.T.contiguous())
+        total_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=ground.device)
+        open_rows: list[list[Tensor]] = [[] for _ in masks_RN]
+        # so short that what is looked up for all masks stays in a CPU's caches
+        num_rows = max(rows_at_once(MAX_LOOKED_UP // max(len(masks_RN), 1), ground.device), 1)
+        for chunk in cut(table.chunks, num_rows):
+            nearest_CR, is_open_CR = facility_location.nearest_kept_similarity(
+                table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], packed_NB, len(masks_RN)
+            )
+            total_R += round_to_grid(nearest_CR, bound=2.0 * n).sum(0)
+            for index in is_open_CR.any(0).nonzero().squeeze(1).tolist():
+                open_rows[index].append(table.rows_V[chunk][is_open_CR[:, index]])
+        if is_open := [index for index, parts in enumerate(open_rows) if parts]:
+            nearest = self._nearest_kept([torch.cat(open_rows[index]) for index in is_open], masks_RN[is_open], ground)
+            for index, nearest_V in zip(is_open, nearest, strict=True):
+                total_R[index] += round_to_grid(nearest_V, bound=2.0 * n).sum()
+        return ground.ranks.sum_(total_R) / n
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.linearize`."""
+        n, table = ground.num_samples, self._table(ground)
+        p_table_N = p_N.to(torch.float64 if table.similarity_TV.dtype == torch.float64 else torch.float32)
+        scale = grid_scale(2.0 * n)
+        # one row of sums: the gradient, then the value and the bound on the truncation
+        totals = torch.zeros(n + 2, dtype=torch.float64, device=ground.device)
+        buffers = self._buffers(ground, p_table_N.dtype)
+        for chunk in table.chunks:
+            matrices = buffers.of_size(chunk.stop - chunk.start)
+            neighbors = matrices.neighbor_TV.copy_(table.neighbor_TV[:, chunk]).view(-1)
+            torch.index_select(p_table_N, 0, neighbors, out=matrices.p_TV.view(-1))
+            coverage = facility_location.expected_coverage(
+                table.similarity_TV[:, chunk], matrices.p_TV, scale=scale, matrices=matrices
+            )
+            gains = matrices.addend_TV.copy_(coverage.gain_TV.round_())
+            totals.index_add_(0, neighbors, gains.view(-1))
+            totals[n] += (coverage.value_V.double() * scale).round_().sum()
+            totals[n + 1] += coverage.left_out_V.double().round_().sum()
+        ground.ranks.sum_(totals).mul_(1 / scale).div_(n)
+        diagnostics = {"truncation_bound": totals[n + 1]}
+        if is_approximate(self.neighbors, n):
+            diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64, device=ground.device)
+        return Expectation(totals[n], totals[:n], diagnostics)
+
+    def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Objective.coverage`."""
+        table = self._table(ground)
+        candidate_N = torch.where(mask_N, facility_location.OTHER_KEPT, facility_location.OTHER).int()
+        candidate_N[rows_P] = torch.arange(rows_P.numel(), dtype=torch.int32, device=rows_P.device)
+        parts = []
+        for chunk in table.chunks:
+            neighbor_TC = table.neighbor_TV[:, chunk]
+            candidate_TC = candidate_N.index_select(0, neighbor_TC.reshape(-1)).view(neighbor_TC.shape)
+            sample_E, candidate_E, more_E = facility_location.candidate_entries(
+                table.similarity_TV[:, chunk], candidate_TC
+            )
+            parts.append(torch.stack([table.rows_V[chunk][sample_E].double(), candidate_E.double(), more_E]))
+        own = torch.cat(parts, dim=1) if parts else torch.zeros(3, 0, dtype=torch.float64, device=ground.device)
+        sample_E, candidate_E, more_E = ground.ranks.concatenate(own)
+        return sample_E.long(), candidate_E.long(), more_E / ground.num_samples
+
+    def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
+        wanted = self.num_neighbors or min(
+            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.typical_size))
+        )
+        return "neighbors", min(wanted, ground.num_samples), self.neighbors, self.recall
+
+    def _table(self, ground: GroundSet) -> NeighborTable:
+        key = self._key(ground)
+        return ground.cached(
+            key,
+            lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
+        )
+
+    def _buffers(self, ground: GroundSet, dtype: torch.dtype) -> facility_location.WalkBuffers:
+        table = self._table(ground)
+        longest = max((chunk.stop - chunk.start for chunk in table.chunks), default=0)
+        return ground.cached(
+            ("walk_buffers", self._key(ground), dtype),
+            lambda: facility_location.WalkBuffers(len(table.neighbor_TV), longest, dtype=dtype, device=ground.device),
+        )
+
+    @staticmethod
+    def _nearest_kept(rows: Sequence[slice | Tensor], masks_RN: Tensor, ground: GroundSet) -> list[Tensor]:
+        """Similarity of some rows to the nearest kept sample of each mask, by brute force: float (V,) for each mask.
+
+        2 V K D operations a mask, most of them quick; bits do not depend on what else is asked for.
+        """
+        pairs: SimilarPairs = ground.cached(
+            "similar_pairs", lambda: SimilarPairs.among(ground.features, list(ground.slices_of(RankGroup())))
+        )
+        num_rows, num_kept = (rows_at_once(count, ground.device) for count in (OPEN_ROWS, PANEL_ROWS))
+        first_N = ground.first_copies()
+
+        def distinct(rows_V: Tensor) -> tuple[Tensor, Tensor | None]:
+            """The samples without copies, and where each has gone."""
+            return (rows_V, None) if first_N is None else torch.unique(first_N[rows_V], return_inverse=True)
+
+        def nearest(rows_P: Tensor, kept_K: Tensor) -> Tensor:
+            kept = (ground.features(kept_P) for kept_P in torch.split(kept_K, num_kept))
+            return pairs.highest(ground.features(rows_P), kept)
+
+        with one_thread_each(ground.device) as start:
+            waiting = []
+            for rows_V, mask_N in zip(rows, masks_RN, strict=True):
+                kept_K, _ = distinct(mask_N.nonzero().squeeze(1))
+                open_V, place_V = distinct(rows_of(rows_V, ground.device))
+                parts = torch.split(open_V, num_rows)
+                waiting.append((place_V, [start(nearest, part_P, kept_K) for part_P in parts]))
+            found = [(place_V, torch.cat([wait() for wait in of_mask])) for place_V, of_mask in waiting]
+            return [nearest_V if place_V is None else nearest_V[place_V] for place_V, nearest_V in found]
+
+    @classmethod
+    def _brute_force(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:
+        total = ground.sum_over_slices(
+            lambda rows: cls._nearest_kept([rows], mask_N[None], ground)[0].double().sum(),
+            bound=2.0 * ground.num_samples,
+        )
+        return total / ground.num_samples

@@ -1,0 +1,41 @@
+"""Mean quality of the kept samples.
+
+Shapes: R masks, N samples, C and O some of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from datamask_pl.functional.device import take_rows
+from datamask_pl.functional.terms.quality import quality_value
+from datamask_pl.objectives.base import ClosedFormObjective, Expectation
+from datamask_pl.objectives.ground_set import GroundSet
+
+
+class Quality(ClosedFormObjective):
+    """Mean scaled quality of the set. Exact in every estimator."""
+
+    def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.interactions`."""
+        num_rows = take_rows(ground.quality_N, rows).numel()
+        return torch.zeros((), device=others.device).expand(num_rows, others.numel())
+
+    def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
+        """See `Objective.value`."""
+        return quality_value(masks_RN, ground.quality_N, num_selected=ground.num_selected)
+
+    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.linearize`."""
+
+        def build() -> Tensor:
+            return ground.quality_N.double() / ground.num_selected
+
+        # where sizes are free, num_selected is of this p alone
+        gradient_N = build() if ground.has_free_size else ground.cached("quality_gradient", build)
+        return Expectation(p_N @ gradient_N, gradient_N)
+
+    def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
+        """See `Objective.size_slope`."""
+        return -found.value / ground.num_selected
