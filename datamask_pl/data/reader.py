@@ -21,7 +21,7 @@ from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import DataFile, Dataset
 from datamask_pl.data.types import Block
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
-from datamask_pl.functional.device import give_back_memory
+from datamask_pl.functional.threads import give_back_memory
 from datamask_pl.io.parquet import iterate_batches, open_parquet, row_group_rows
 
 OnBadRow = Literal["error", "drop"]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from datamask_pl.data.types import BlockResult, Values, group_budgets_of
-from datamask_pl.functional.device import give_back_memory
 from datamask_pl.functional.rollouts import constrained, plackett_luce
 from datamask_pl.functional.swaps.constrained import polish_within
 from datamask_pl.functional.swaps.coverage import CandidateCoverage, polish_covered
 from datamask_pl.functional.swaps.pooled import MAX_ENUMERATED_SAMPLES, Interactions, polish
+from datamask_pl.functional.threads import give_back_memory
 from datamask_pl.learner.state import BlockState
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
@@ -41,8 +41,6 @@ def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -
     draws = plackett_luce.draw_each(equal_N, ground.num_selected, generators=repeat(generator, num_masks))
     for mask_N, (rows, _) in zip(masks_RN, draws, strict=True):
         mask_N[rows] = True
-    # what values of these masks take comes on top
-    give_back_memory()
     return masks_RN.to(ground.device)
 
 
@@ -162,7 +160,6 @@ def solve(
         seed: of the random mask.
     """
     ground, scales = state.ground, state.scales
-    give_back_memory()
     mask_N = round_logits(
         logits_N,
         objective=objective,

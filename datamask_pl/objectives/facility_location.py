@@ -13,11 +13,13 @@ from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.errors import ConfigError
-from datamask_pl.functional.device import one_thread_each, pack_bits, rows_at_once
+from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
+from datamask_pl.functional.kernels import pack_bits
 from datamask_pl.functional.neighbors.exact import PANEL_ROWS, cut, rows_of
 from datamask_pl.functional.neighbors.pairs import SimilarPairs
 from datamask_pl.functional.terms import facility_location
+from datamask_pl.functional.threads import one_thread_each
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate

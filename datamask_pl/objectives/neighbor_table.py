@@ -14,12 +14,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
-from datamask_pl.functional.device import give_back_memory, rows_at_once
+from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.neighbors import inverted_file
 from datamask_pl.functional.neighbors.duplicates import Surplus, find_surplus
 from datamask_pl.functional.neighbors.exact import nearest_neighbors
 from datamask_pl.functional.neighbors.pairs import Features
 from datamask_pl.functional.terms import facility_location
+from datamask_pl.functional.threads import give_back_memory
 from datamask_pl.objectives.ground_set import GroundSet
 
 NeighborSearch = Literal["auto", "exact", "approximate"]
@@ -76,7 +77,6 @@ def build_table(
         table, edges = _exact_share(ground, surplus, sharers, num_neighbors)
     if ground.helpers.size > 1:
         table = _whole(table, edges, sharers)
-    give_back_memory()
     return table if surplus is None else _with_surplus(table, surplus)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import take_rows
+from datamask_pl.functional.kernels import take_rows
 from datamask_pl.functional.terms.quality import quality_value
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
 from datamask_pl.objectives.ground_set import GroundSet

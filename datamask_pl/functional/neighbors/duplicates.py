@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import take_rows
+from datamask_pl.functional.kernels import take_rows
 from datamask_pl.functional.neighbors.pairs import Features
 
 # Fewer copies of a sample cost less than they could save.

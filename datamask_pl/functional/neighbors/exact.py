@@ -20,9 +20,11 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import Start, one_thread_each, positions, rows_at_once, stable_order
+from datamask_pl.functional.device import rows_at_once
+from datamask_pl.functional.kernels import positions, stable_order
 from datamask_pl.functional.neighbors.keys import EMPTY_KEY, index_of, largest_keys, make_keys, similarity_of
 from datamask_pl.functional.neighbors.pairs import Features, Rows, SimilarPairs
+from datamask_pl.functional.threads import Start, one_thread_each
 
 Lists = tuple[Tensor, Tensor]
 

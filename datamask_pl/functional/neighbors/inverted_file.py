@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import one_thread_each, rows_at_once
+from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.neighbors.exact import (
     PANEL_ROWS,
@@ -33,6 +33,7 @@ from datamask_pl.functional.neighbors.exact import (
     search_all,
 )
 from datamask_pl.functional.neighbors.pairs import Features, Rows, SimilarPairs
+from datamask_pl.functional.threads import one_thread_each
 
 # Samples of a cluster, on average.
 CLUSTER_ROWS = 512

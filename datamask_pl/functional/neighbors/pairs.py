@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import (
+from datamask_pl.functional.device import multiplies_bfloat16
+from datamask_pl.functional.kernels import (
     highest_above_zero,
     kth_largest,
-    multiplies_bfloat16,
     multiply_bfloat16,
     pair_products,
     positions,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import positions, smallest
+from datamask_pl.functional.kernels import positions, smallest
 from datamask_pl.functional.rollouts.exponential_race import rung_probabilities, solve_log_time
 
 # Values of the part of a uniform number that every sample gets.

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import multiply_bfloat16, rows_at_once
+from datamask_pl.functional.device import rows_at_once
+from datamask_pl.functional.kernels import multiply_bfloat16
 
 # Rows of a band of the Gram matrix: of 2,400 samples half of it and an eighth more are computed.
 GRAM_ROWS = 320

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.device import unpack_bits
+from datamask_pl.functional.kernels import unpack_bits
 
 # Samples whose lists are walked at once: a row of them takes longer than its operation's start, a matrix 2 MiB.
 LIST_ROWS = 8192

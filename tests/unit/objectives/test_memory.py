@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamask_pl.functional.device import give_back_memory, multiplies_bfloat16, multiply_bfloat16
+from datamask_pl.functional.device import multiplies_bfloat16
+from datamask_pl.functional.kernels import multiply_bfloat16
+from datamask_pl.functional.threads import give_back_memory
 from datamask_pl.learner import solve as solve_module
 from datamask_pl.learner.solve import calibrate, draw_uniform_masks, solve
 from datamask_pl.learner.state import BlockState

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from datamask_pl.functional.device import kth_largest, multiply_bfloat16, pair_products, positions_from
+from datamask_pl.functional.kernels import kth_largest, multiply_bfloat16, pair_products, positions_from
 from datamask_pl.functional.neighbors import pairs as module
 from datamask_pl.functional.neighbors.pairs import SimilarPairs
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamask_pl.functional.device import pack_bits
+from datamask_pl.functional.kernels import pack_bits
 from datamask_pl.functional.terms.facility_location import (
     OTHER,
     OTHER_KEPT,
