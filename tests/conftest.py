@@ -1,11 +1,18 @@
 """What all tests share."""
 
+import gc
 import signal
 
 import pytest
 import torch
 
 from tests.support.forked_ranks import Ranks
+
+
+def pytest_collection_finish():
+    """A fit collects garbage after each block; what is imported by now need not be searched again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

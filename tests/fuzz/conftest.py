@@ -5,7 +5,8 @@ import resource
 from pathlib import Path
 
 import pytest
-from damage import NUM_INPUTS
+
+from tests.fuzz.damage import NUM_INPUTS
 
 MORE_BYTES = 4 << 30
 

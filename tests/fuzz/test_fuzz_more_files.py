@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damage import Known, damage, inputs, is_same, ours, spoil
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.tensorboard import SummaryWriter
@@ -26,6 +25,7 @@ from datamask_pl.io.parquet import Location, open_parquet, read_table
 from datamask_pl.mask.columns import find_types
 from datamask_pl.mask.filter import write_kept
 from datamask_pl.mask.join import check_id_type
+from tests.fuzz.damage import Known, damage, inputs, is_same, ours, spoil
 from tests.support.shards import COLUMNS
 
 IDS = {

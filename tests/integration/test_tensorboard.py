@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from datamask_pl.callbacks import figures as module
 from datamask_pl.callbacks.figures import MAX_BLOCKS, RunFigures, add_histogram
 from datamask_pl.data.types import Block
-from tests.support.fits import fit, manifest, parts, run_folder, write_shards
+from tests.support.fits import fit, fit_with_pictures, manifest, parts, run_folder, write_shards
 
 OPTIONS = ("--data.block_size", "60", "--model.select_ratio", "0.2", "--model.num_steps", "3")
 PICTURES = ["figures/inclusion_probability", "figures/quality"]
@@ -81,7 +81,7 @@ class Server:
 
 def test_tensorboard_shows_scalars_pictures_histograms_layout_and_options_of_one_run(shards, workplace):
     pytest.importorskip("matplotlib")
-    fit("--data.path", shards, *OPTIONS)
+    fit_with_pictures("--data.path", shards, *OPTIONS)
     with Server(workplace / "runs") as server:
         (run,) = server.wait_for("runs")
         assert run == "datamask/version_0"
@@ -135,7 +135,7 @@ def test_a_block_that_was_shown_is_not_held(shards):
     gc.disable()
     try:
         others = _blocks()  # of other tests in this process
-        fit("--data.path", shards, *OPTIONS, "--data.block_size", "20")
+        fit_with_pictures("--data.path", shards, *OPTIONS, "--data.block_size", "20")
         held = [block for block in _blocks() if not any(block is other for other in others)]
     finally:
         gc.enable()

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import ClassVar
 
-from tests.support.fits import QUIET
+from tests.support.fits import QUIET, without_pictures
 from tests.support.ranks import free_port, on
 
 
@@ -31,7 +31,9 @@ class Ranks:
         Ranks._num_starts += 1
         self.logs = [folder / f"start-{Ranks._num_starts:03d}-rank-{rank}.txt" for rank in range(num_ranks)]
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["datamask_pl.commands.fit", "torch.utils.tensorboard", "forked_ranks"])
+        context.set_forkserver_preload(
+            ["datamask_pl.commands.fit", "torch.utils.tensorboard", "tests.support.forked_ranks"]
+        )
         launched = on(num_ranks) if num_ranks > 1 else ()
         fits = [(free_port(), ["fit", *QUIET, *launched, *fit]) for fit in (args, *more)]
         self.processes = [
@@ -110,7 +112,8 @@ def _run(rank, num_ranks, fits, folder, log):
             if num_ranks > 1:  # Lightning removes some of them at the end of a fit
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
                 os.environ |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            main(arguments)
+            with without_pictures():
+                main(arguments)
     except SystemExit:
         raise
     except BaseException:

@@ -109,7 +109,9 @@ def _write_and_die(folder, what, point):
 def test_a_process_killed_while_it_writes_leaves_whole_files_and_the_same_goes_on(workplace, undisturbed, what):
     prepare, write, name = WRITERS[what]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["datamask_pl.commands.fit", "torch.utils.tensorboard", "forked_ranks", "writers"])
+    context.set_forkserver_preload(
+        ["datamask_pl.commands.fit", "torch.utils.tensorboard", "tests.support.forked_ranks", "tests.support.writers"]
+    )
     for point in KILLS:
         folder = workplace / point
         folder.mkdir()

@@ -62,7 +62,9 @@ def be_rank_1(port, ranks_per_block, connection):
 def pair(monkeypatch):
     """Starts rank 1, and joins it as rank 0; `both` runs a job on either, and returns what they returned or raised."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["datamask_pl.commands.fit", "torch.utils.tensorboard", "forked_ranks"])
+    context.set_forkserver_preload(
+        ["datamask_pl.commands.fit", "torch.utils.tensorboard", "tests.support.forked_ranks"]
+    )
     for decorator in (rank_zero_only, fabric_rank_zero_only):
         monkeypatch.setattr(decorator, "rank", 0, raising=False)
     started = []
