@@ -182,12 +182,6 @@ def pages() -> dict[str, str]:
     return {place: text.rstrip() + "\n" for place, text in texts.items()}
 
 
-def on_config(config: Any) -> Any:  # noqa: ANN401
-    """Adds the commands to the navigation."""
-    config.nav.append({"Commands": [{name: f"commands/{name}.md"} for name in COMMANDS]})
-    return config
-
-
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401
     """Adds the configurations that other pages link to."""
     from mkdocs.structure.files import File

@@ -16,7 +16,12 @@ from tests.support.fits import ROOT, fit, manifest, parts, write_shards
 from tests.support.problems import ground_set, unit_rows
 
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "decisions").glob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 MADE = sorted((DOCS / "commands").glob("*.md"))
 
 
