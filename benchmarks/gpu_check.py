@@ -33,8 +33,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.module import FeatureDataModule
-from datamask_pl.distributed.collectives import Place, set_place
 from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.distributed.world import World, set_world
 from datamask_pl.learner.module import MaskLearner
 from datamask_pl.mask.manifest import Manifest, part_name
 
@@ -151,7 +151,7 @@ def learn(path: str, output: Path, device: torch.device, *, is_ddp: bool = False
     finally:
         if is_ddp and dist.is_initialized():
             dist.destroy_process_group()
-            set_place(Place())
+            set_world(World())
     return clock.seconds
 
 

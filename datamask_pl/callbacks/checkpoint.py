@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamask_pl.data.types import BlockSource, PartialBatch
-from datamask_pl.distributed.collectives import failing_together, gather_objects
+from datamask_pl.data.types import PartialBatch, learner_of, source_of
+from datamask_pl.distributed.collectives import gather_objects, raise_on_all_ranks
 from datamask_pl.errors import ConfigError
 from datamask_pl.io.checkpoints import (
     AtomicCheckpointIO,
@@ -23,20 +23,6 @@ from datamask_pl.io.checkpoints import (
 )
 
 CHECKPOINTS_OF_BLOCK = 10
-
-
-class Learner(Protocol):
-    """What the checkpoints ask of the learner."""
-
-    @property
-    def is_block_done(self) -> bool:
-        """False if the run stops within the block."""
-
-    def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Takes over logits and state of the block that begins next."""
-
-    def check_agreement(self, when: str) -> None:
-        """Compares the logits of all ranks. Collective."""
 
 
 class LogitsCheckpoint(Checkpoint):
@@ -70,14 +56,14 @@ class LogitsCheckpoint(Checkpoint):
         Raises:
             CheckpointError: If there is one, of other data or other settings.
         """
-        source = cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+        source = source_of(trainer)
         block = source.next_block
         if block is None:
             return
         folder = run_folder(trainer) / "checkpoints"
         num_steps = int(trainer.num_training_batches)
         found: Path | None = None
-        with failing_together():
+        with raise_on_all_ranks():
             if trainer.is_global_zero:
                 wanted = None if self.resume_from is None else parse_name(self.resume_from)
                 is_wanted = wanted is not None and wanted[0] == block and wanted[1] < num_steps
@@ -85,9 +71,9 @@ class LogitsCheckpoint(Checkpoint):
                 self._written += list_checkpoints(folder, block)
         # rank 0 alone looks: on a file system that lags behind the ranks might not see the same
         found = gather_objects(found)[0]
-        with failing_together():
+        with raise_on_all_ranks():
             if found is not None:
-                cast(Learner, pl_module).restore(read_checkpoint(found))
+                learner_of(pl_module).restore(read_checkpoint(found))
 
     def on_train_batch_end(
         self,
@@ -110,12 +96,12 @@ class LogitsCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after the block's mask has been written."""
-        if cast(Learner, pl_module).is_block_done:
+        if learner_of(pl_module).is_block_done:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         block, step = self._reached
-        cast(Learner, trainer.lightning_module).check_agreement(f"checkpoint of block {block}, step {step}")
+        learner_of(trainer.lightning_module).check_agreement(f"checkpoint of block {block}, step {step}")
         path = run_folder(trainer) / "checkpoints" / checkpoint_name(block, step)
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:

@@ -17,8 +17,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from datamask_pl.callbacks.mask_export import MaskExport
-from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
-from datamask_pl.distributed.collectives import place
+from datamask_pl.data.types import BlockResult, Learner, PartialBatch, learner_of, source_of
+from datamask_pl.distributed.world import world
 from datamask_pl.evidence.histograms import finite_range, histogram
 from datamask_pl.learner.policy import MaskPolicy
 from datamask_pl.mask.summary import summarize
@@ -30,16 +30,11 @@ NUM_BINS = 64
 MAX_BLOCKS = 20
 
 
-class Learner(Protocol):
-    """What the figures ask of the learner."""
+class ShownLearner(Learner, Protocol):
+    """A learner whose policy and objective the figures show."""
 
-    num_steps: int
     policy: MaskPolicy
     objective: JointObjective
-    result: BlockResult | None
-
-    def settings(self) -> dict[str, Any]:
-        """Options that decide the mask, by name."""
 
 
 class RunFigures(Checkpoint):
@@ -66,13 +61,13 @@ class RunFigures(Checkpoint):
     ) -> None:
         """Shows the logits after the first step of a block."""
         if batch.step == 0:
-            self._guard(trainer, lambda writer: self._show_start(writer, trainer, cast(Learner, pl_module), batch))
+            self._guard(trainer, lambda writer: self._show_start(writer, trainer, cast(ShownLearner, pl_module), batch))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Shows the mask of a block that is done."""
-        result = cast(Learner, pl_module).result
+        result = learner_of(pl_module).result
         if result is not None and _is_shown(trainer, result.block.index):
-            num_steps = cast(Learner, pl_module).num_steps
+            num_steps = learner_of(pl_module).num_steps
             self._guard(trainer, lambda writer: self._show_result(writer, result, num_steps))
             # matplotlib leaves cycles that hold the frames above, and with them the block, until they are looked for
             gc.collect()
@@ -81,16 +76,16 @@ class RunFigures(Checkpoint):
         """Puts the options of the run beside what its mask is worth."""
         export = next((item for item in trainer.callbacks if isinstance(item, MaskExport)), None)  # type: ignore[attr-defined]
         manifest = None if export is None else export.manifest
-        if not self._has_begun or manifest is None or not manifest.blocks or place().group > 0:
+        if not self._has_begun or manifest is None or not manifest.blocks or world().group > 0:
             return
         mask = summarize(manifest.blocks).values["mask"]
         results = {"result/f": mask.f, **{f"result/{name}": value for name, value in mask.terms.items()}}
-        settings = cast(Learner, pl_module).settings()
+        settings = learner_of(pl_module).settings()
         for logger in _tensorboards(trainer):
             # with numbers, or TensorBoard would list no run; into the run's own events, not a folder of their own
             self._guard(trainer, lambda _, logger=logger: logger.log_hyperparams(settings, results))  # type: ignore[misc]
 
-    def _show_start(self, writer: Any, trainer: Trainer, learner: Learner, batch: PartialBatch) -> None:  # noqa: ANN401
+    def _show_start(self, writer: Any, trainer: Trainer, learner: ShownLearner, batch: PartialBatch) -> None:  # noqa: ANN401
         if not self._has_begun:
             self._has_begun = True
             writer.add_custom_scalars(layout([term.name for term in learner.objective.terms]))
@@ -192,7 +187,7 @@ def _draws(result: BlockResult) -> dict[str, Callable[[], Any]]:
 
 
 def _is_shown(trainer: Trainer, block: int) -> bool:
-    num_blocks = cast(BlockSource, trainer.datamodule).num_blocks  # type: ignore[attr-defined]  # set by Lightning's data connector
+    num_blocks = source_of(trainer).num_blocks
     return block % -(-num_blocks // MAX_BLOCKS) == 0
 
 

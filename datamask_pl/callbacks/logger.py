@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
-from datamask_pl.distributed.collectives import decided_once, place
+from datamask_pl.distributed.world import world
 
 
 class RunLogger(TensorBoardLogger):
@@ -46,7 +46,7 @@ class RunLogger(TensorBoardLogger):
     def version(self) -> int | str:
         """Name or number of the run's folder; where groups of ranks log side by side, rank 0 of all chooses it."""
         if self._version is None:
-            found = decided_once("run-version", lambda: str(self._get_next_version()))
+            found = world().broadcast_from_first("run-version", lambda: str(self._get_next_version()))
             self._version = int(found)
         return self._version
 
@@ -55,8 +55,8 @@ class RunLogger(TensorBoardLogger):
         """The SummaryWriter, once something has been logged; every group of ranks but the first has its own folder."""
         if not self._has_begun or self._has_failed:
             return _NoWriter()
-        if self._experiment is None and place().group > 0:
-            self._experiment = SummaryWriter(log_dir=os.path.join(self.log_dir, f"group-{place().group:02d}"))
+        if self._experiment is None and world().group > 0:
+            self._experiment = SummaryWriter(log_dir=os.path.join(self.log_dir, f"group-{world().group:02d}"))
         return super().experiment
 
     @rank_zero_only

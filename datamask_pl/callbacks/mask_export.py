@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from datamask_pl.callbacks.checkpoint import run_folder
-from datamask_pl.data.types import BlockResult, BlockSource
-from datamask_pl.distributed.collectives import failing_together, gather_objects
+from datamask_pl.data.types import learner_of, source_of
+from datamask_pl.distributed.collectives import gather_objects, raise_on_all_ranks
 from datamask_pl.errors import ConfigError
 from datamask_pl.io.paths import AnyPath, any_path
 from datamask_pl.io.records import differences
@@ -21,15 +21,6 @@ from datamask_pl.mask.manifest import Manifest, list_parts, read_part, write_par
 # The manifest is written whole, which takes the longer the more blocks there are: seconds, beyond ten thousand.
 MANIFEST_SHARE = 0.05
 PACKAGES = ("datamask_pl", "torch", "lightning", "pyarrow", "numpy")
-
-
-class Learner(Protocol):
-    """What the export asks of the learner."""
-
-    result: BlockResult | None
-
-    def settings(self) -> dict[str, Any]:
-        """Options that decide the mask, by name."""
 
 
 class MaskExport(Checkpoint):
@@ -62,11 +53,11 @@ class MaskExport(Checkpoint):
             ConfigError: If the folder holds the mask of other data, or one that was made with other options.
         """
         self.folder = any_path("mask.output", self.output) if self.output else run_folder(trainer) / "mask"
-        source = _source(trainer)
-        settings = cast(Learner, pl_module).settings()
+        source = source_of(trainer)
+        settings = learner_of(pl_module).settings()
         begun: Manifest | None = None
         finished: dict[int, dict[str, Any]] = {}
-        with failing_together():
+        with raise_on_all_ranks():
             begun = Manifest.read(self.folder)
             if begun is not None and begun.plan_hash != source.plan_hash:
                 raise ConfigError(
@@ -91,7 +82,7 @@ class MaskExport(Checkpoint):
             blocks=finished,
         )
         is_listed = begun is not None and set(finished) <= set(begun.blocks)
-        with failing_together():
+        with raise_on_all_ranks():
             if trainer.is_global_zero and finished and not source.schedule and not is_listed:
                 self.manifest.write(self.folder)
 
@@ -103,7 +94,7 @@ class MaskExport(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins the manifest, so that a folder that cannot be written to is noticed now. Collective."""
-        with failing_together():
+        with raise_on_all_ranks():
             if trainer.is_global_zero:
                 self._write_manifest()
 
@@ -111,10 +102,10 @@ class MaskExport(Checkpoint):
         """Writes the part of the block, then the manifest if it is due; on rank 0. Every rank learns if that failed."""
         assert self.manifest is not None
         assert self.folder is not None
-        result = cast(Learner, pl_module).result
+        result = learner_of(pl_module).result
         if result is None:  # the run stops within the block
             return
-        with failing_together():
+        with raise_on_all_ranks():
             if trainer.is_global_zero:
                 self.manifest.blocks[result.block.index] = write_part(
                     self.folder,
@@ -129,7 +120,7 @@ class MaskExport(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the manifest if it lags behind. Collective."""
-        with failing_together():
+        with raise_on_all_ranks():
             if self._is_behind:
                 self._write_manifest()
 
@@ -141,10 +132,6 @@ class MaskExport(Checkpoint):
         ended_s = monotonic()
         self._is_behind = False
         self._due_s = ended_s + (ended_s - begun_s) / MANIFEST_SHARE
-
-
-def _source(trainer: Trainer) -> BlockSource:
-    return cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
 
 
 def _versions() -> dict[str, str]:

@@ -9,14 +9,15 @@ import subprocess
 import threading
 import time
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamask_pl.data.types import BlockSource
-from datamask_pl.distributed.collectives import RankGroup, is_posted, place, post
+from datamask_pl.data.types import source_of
+from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.distributed.world import world
 from datamask_pl.errors import ConfigError
 
 # Seconds between looks whether another group of ranks was told to end: one question to the store they share.
@@ -67,7 +68,7 @@ class Preemption(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same after a block, for what comes before the first step of the next may take minutes. Collective."""
-        source = cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+        source = source_of(trainer)
         if not trainer.should_stop and source.next_block is not None:
             self._ask(trainer)
 
@@ -76,9 +77,9 @@ class Preemption(Checkpoint):
 
         Lightning calls RunSummary before this, which on rank 0 waits until the other groups have saved, too.
         """
-        if place().rank == 0 and is_posted(_PREEMPTED):
+        if world().rank == 0 and world().is_published(_PREEMPTED):
             self.is_preempted = True
-        is_requeueing = self.requeue_signal in self._received or is_posted(_REQUEUE)
+        is_requeueing = self.requeue_signal in self._received or world().is_published(_REQUEUE)
         if self.is_preempted and self.requeue and is_requeueing and os.environ.get("SLURM_PROCID", "0") == "0":
             requeue_slurm_job()
 
@@ -92,11 +93,11 @@ class Preemption(Checkpoint):
 
     def _ask(self, trainer: Trainer) -> None:
         if self.requeue_signal in self._received:
-            post(_REQUEUE)
-        if RankGroup.world().any(bool(self._received) or self._are_others_told(trainer)):
+            world().publish(_REQUEUE)
+        if RankGroup.current().any(bool(self._received) or self._are_others_told(trainer)):
             self.is_preempted = True
             trainer.should_stop = True
-            post(_PREEMPTED)
+            world().publish(_PREEMPTED)
 
     def _are_others_told(self, trainer: Trainer) -> bool:
         """True if another group was told to end. The look itself fails once the process that holds the store is gone.
@@ -104,10 +105,10 @@ class Preemption(Checkpoint):
         Of groups of one rank nothing else would notice that: they have no collectives that would break.
         """
         now = time.monotonic()
-        if place().num_groups == 1 or not trainer.is_global_zero or now - self._looked_s < LOOK_EVERY_S:
+        if world().num_groups == 1 or not trainer.is_global_zero or now - self._looked_s < LOOK_EVERY_S:
             return False
         self._looked_s = now
-        return is_posted(_PREEMPTED)
+        return world().is_published(_PREEMPTED)
 
     def _handle(self, handler: Any) -> None:  # noqa: ANN401
         """Sets the handler of all signals, or, with None, those that there were before `setup`."""

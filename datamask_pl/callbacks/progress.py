@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
-from datamask_pl.data.types import BlockSource
-from datamask_pl.distributed.collectives import place
+from datamask_pl.data.types import source_of
 from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.distributed.world import world
 from datamask_pl.io.paths import AnyPath, redact
 from datamask_pl.mask.budget_table import describe_budgets
 from datamask_pl.mask.manifest import Manifest
@@ -58,7 +58,7 @@ class MaskProgressBar(TQDMProgressBar):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Shows the blocks of the first group of ranks alone: bars of several would write over each other."""
         super().setup(trainer, pl_module, stage)
-        if place().group > 0:
+        if world().group > 0:
             self.disable()
 
     def on_train_batch_end(
@@ -79,7 +79,7 @@ class MaskProgressBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:  # noqa: ANN401
         """Names the block."""
         super().on_train_epoch_start(trainer)
-        source = _source(trainer)
+        source = source_of(trainer)
         if source.next_block is not None:
             self.train_progress_bar.set_description(f"block {source.next_block + 1} of {source.num_blocks}")
 
@@ -94,10 +94,10 @@ class RunSummary(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says what is about to be done, and on what."""
-        here = place()
+        here = world()
         if here.rank > 0:
             return
-        source, export = _source(trainer), _export(trainer)
+        source, export = source_of(trainer), _export(trainer)
         sizes = source.block_sizes
         before = 0 if export is None else export.num_finished_before
         words = [f"{sum(sizes):,} samples in {_count(len(sizes), 'block')}"]
@@ -107,7 +107,7 @@ class RunSummary(Callback):
             words.append(f"of {source.num_blocks} in all")
         if before:
             words.append(f"after {before} finished before")
-        processes = here.world_size if here.num_groups > 1 else trainer.world_size
+        processes = here.size if here.num_groups > 1 else trainer.world_size
         print(f"{' '.join(words)}, {_count(processes, 'process')} on {pl_module.device.type}", flush=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -115,9 +115,9 @@ class RunSummary(Callback):
         folder, export = run_folder(trainer), _export(trainer)
         if isinstance(trainer.strategy, BlockGroupStrategy):
             trainer.strategy.finish()
-        if place().rank > 0 or not trainer.is_global_zero or export is None or export.manifest is None:
+        if world().rank > 0 or not trainer.is_global_zero or export is None or export.manifest is None:
             return
-        if place().num_groups == 1 and not _source(trainer).schedule:
+        if world().num_groups == 1 and not source_of(trainer).schedule:
             print("nothing was left to do")
         manifest = (None if export.folder is None else Manifest.read(export.folder)) or export.manifest
         print(describe_run(manifest))
@@ -128,7 +128,7 @@ class RunSummary(Callback):
             print(f"more    the same command with --run_name {shlex.quote(folder.name)} goes on")
         print(f"watch   tensorboard --logdir {shlex.quote(str(folder))}")
         if num_done == num_blocks:
-            print(f"next    {_apply_command(_source(trainer), export.folder, folder / 'filtered')}")
+            print(f"next    {_apply_command(source_of(trainer), export.folder, folder / 'filtered')}")
         if num_done == num_blocks and export.folder == folder / "mask":
             shown = shlex.quote(str(folder))
             print(f"show    python cli.py compare --run {shown} && python cli.py report --run {shown}")
@@ -149,10 +149,6 @@ def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # n
 def _count(number: int, noun: str) -> str:
     plural = noun if number == 1 else noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {plural}"
-
-
-def _source(trainer: Trainer) -> BlockSource:
-    return cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
 
 
 def _export(trainer: Trainer) -> MaskExport | None:

@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from datamask_pl.data.plan import deal_blocks, parse_shard
 from datamask_pl.data.shards import check_outside, relative_names
-from datamask_pl.embedding.files import embed_file, is_finished, launched, plan_files
+from datamask_pl.distributed.world import World
+from datamask_pl.embedding.files import embed_file, is_finished, plan_files
 from datamask_pl.embedding.model import Device, Precision, TextModel
 from datamask_pl.embedding.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
 from datamask_pl.errors import BadRowError, ConfigError
@@ -157,14 +158,14 @@ def _embed_model(
     chosen = {name: _MODEL_DEFAULTS[name] if value is None else value for name, value in options.items()}
     _check_model(output, chosen["max_length"], chosen["batch_size"], device, precision)
     shard = parse_shard(chosen["shard"], "shard")
-    rank, world, local_rank = launched()
+    world = World.launched()
     folder = any_path("output", output)
     locations = expand(source, option="source")
     check_outside({"output": folder}, source, locations)
     names = relative_names(locations)
     columns = {"text_column": text_column, "feature_column": feature_column}
     files = plan_files(locations, [folder / name for name in names], **columns)
-    mine = [files[index] for index in deal_blocks(len(files), shard=shard, group=(rank, world))]
+    mine = [files[index] for index in deal_blocks(len(files), shard=shard, group=(world.group, world.num_groups))]
     encoder = TextModel(
         name=model,
         prefix=chosen["prefix"],
@@ -172,7 +173,7 @@ def _embed_model(
         batch_size=chosen["batch_size"],
         device=device,
         precision=precision,
-        local_rank=local_rank,
+        local_rank=world.local_rank,
     )
     settings = {
         "model_hash": encoder.hash,
@@ -185,7 +186,7 @@ def _embed_model(
     with tqdm(total=sum(file.num_rows for file in left), unit=" texts", unit_scale=True, disable=None) as bar:
         for file in left:
             embed_file(file, encoder, **columns, settings=settings, advance=bar.update)
-    whose = f" of rank {rank} of {world}" if world > 1 else ""
+    whose = f" of rank {world.rank} of {world.size}" if world.size > 1 else ""
     kept = f", {len(mine) - len(left)} were there before" if len(left) < len(mine) else ""
     print(
         f"Embedded {sum(file.num_rows for file in left)} texts in {encoder.num_dimensions} dimensions, {len(left)} of "
@@ -267,11 +268,11 @@ def _check_absent(given: dict[str, Any], *, device: str, precision: str) -> None
     for option, value in named.items():
         if value is not None:
             raise ConfigError(f"{option} needs --model; leave it out, or give a model.")
-    rank, world, _ = launched()
-    if world > 1:
+    world = World.launched()
+    if world.size > 1:
         raise ConfigError(
-            f"embed without --model decomposes all texts together, in one process, but this is rank {rank} of {world}; "
-            "start one, or give a model."
+            f"embed without --model decomposes all texts together, in one process, but this is rank "
+            f"{world.rank} of {world.size}; start one, or give a model."
         )
 
 

@@ -25,7 +25,7 @@ from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
 from datamask_pl.data.module import FeatureDataModule
-from datamask_pl.distributed.collectives import Place, drop_group, failing_together, leave_group, place, set_place
+from datamask_pl.distributed.collectives import drop_group, leave_group, raise_on_all_ranks
 from datamask_pl.distributed.launch import (
     LaunchOptions,
     check_launch,
@@ -35,6 +35,7 @@ from datamask_pl.distributed.launch import (
     slurm_plugins,
 )
 from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.distributed.world import World, set_world, world
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.checkpoints import parse_name, read_checkpoint
@@ -63,10 +64,10 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the resolved configuration, once where several groups of ranks share the folder. Collective."""
-        if place().group > 0:
+        if world().group > 0:
             return
         path = run_folder(trainer) / self.config_filename
-        with failing_together():
+        with raise_on_all_ranks():
             if trainer.is_global_zero:
                 text = self.parser.dump(self.config, skip_none=False)
                 with atomic_path(path) as temporary:
@@ -204,7 +205,7 @@ class FitCLI(LightningCLI):
                 raise
             raise failure from error
         finally:
-            set_place(Place())
+            set_world(World())
         self._end_children(patience_s=self._launch.timeout_s)
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, Preemption) and callback.is_preempted for callback in callbacks):

@@ -19,7 +19,8 @@ from datamask_pl.data.rows import MAX_LISTED, BadRow, BadRows
 from datamask_pl.data.scaling import QualityScaling, quality_warning
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.data.types import Block
-from datamask_pl.distributed.collectives import failing_together, gather_objects, place, rank_and_world
+from datamask_pl.distributed.collectives import RankGroup, gather_objects, raise_on_all_ranks
+from datamask_pl.distributed.world import world
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.functional.budget import Totals
 
@@ -209,13 +210,13 @@ class FeatureDataModule(LightningDataModule):
         """
         if self._contents is None:
             contents: Contents | None = None
-            with failing_together():
+            with raise_on_all_ranks():
                 contents = self._plan()
             assert contents is not None
             _check_same_plan(gather_objects(contents.plan_hash))
             self._contents = contents
-        here = place()
-        self._ready.schedule = deal_blocks(len(self._ready.plan), shard=self.shard, group=(here.group, here.num_groups))
+        group = world().group, world().num_groups
+        self._ready.schedule = deal_blocks(len(self._ready.plan), shard=self.shard, group=group)
         self._epoch = 0
         self._resume = None
 
@@ -311,10 +312,10 @@ class FeatureDataModule(LightningDataModule):
 
     def _scan(self, contents: Contents) -> None:
         """Checks every row, the ranks taking the blocks in turn."""
-        rank, world = rank_and_world()
+        ranks = RankGroup.current()
         found: dict[int, tuple[BadRows, Survey]] = {}
         unchecked = [index for index in contents.schedule if index not in contents.checked]
-        with failing_together():
+        with raise_on_all_ranks():
             if len(contents.plan) == 1 and unchecked:
                 # Every rank needs the only block: read it once and keep it.
                 block, bad_rows = contents.reader.read(contents.plan[0], 0)
@@ -322,7 +323,7 @@ class FeatureDataModule(LightningDataModule):
                 contents.queue.put(block)
             else:
                 num_listed = 0
-                for index in unchecked[rank::world]:
+                for index in unchecked[ranks.rank :: ranks.size]:
                     found[index] = contents.reader.check(contents.plan[index], index)
                     # No more than all blocks together may list: this is sent to every rank.
                     listed = found[index][0].listed
@@ -332,9 +333,9 @@ class FeatureDataModule(LightningDataModule):
             found.update(part)
         for index in sorted(found):
             contents.note(index, *found[index])
-        if rank == 0 and found and (words := contents.find_lost_ids()):
+        if ranks.rank == 0 and found and (words := contents.find_lost_ids()):
             _log.warning("%s", words)
-        if contents.bad_rows.num_rows and found and rank == 0:
+        if contents.bad_rows.num_rows and found and ranks.rank == 0:
             first = contents.bad_rows.listed[0]
             _log.warning(
                 "data.on_bad_row: drop leaves out %d of %d rows; the first is row %d of %s: %s.",
@@ -359,14 +360,14 @@ class FeatureDataModule(LightningDataModule):
     def _take_block(self, index: int) -> Block:
         """The block, or on every rank the error that any rank met; the next one is read meanwhile."""
         block: Block | None = None
-        with failing_together():
+        with raise_on_all_ranks():
             block = self._ready.queue.take(index)
         assert block is not None
         self._warn_of_quality(block)
         return block
 
     def _warn_of_quality(self, block: Block) -> None:
-        if rank_and_world()[0] > 0 or self._has_warned:
+        if RankGroup.current().rank > 0 or self._has_warned:
             return
         quality_N, scaled_N = block.quality_N.numpy(), block.scaled_quality_N.numpy()
         warning = quality_warning(quality_N, scaled_N, block=block.index, scaling=self.quality_scaling)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ from torch import Tensor
 from datamask_pl.functional.budget import Totals
 from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.device import move
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
 
 
 @dataclass(frozen=True)
@@ -251,3 +254,33 @@ class BlockResult:
     num_steps: int
     seconds: float
     budgets: list[GroupBudget] = field(default_factory=list)
+
+
+class Learner(Protocol):
+    """What the callbacks ask of the learner, so that neither imports the other."""
+
+    num_steps: int
+    result: BlockResult | None
+
+    @property
+    def is_block_done(self) -> bool:
+        """False if the run stops within the block."""
+
+    def settings(self) -> dict[str, Any]:
+        """Options that decide the mask, by name."""
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Takes over logits and state of the block that begins next."""
+
+    def check_agreement(self, when: str) -> None:
+        """Compares the logits of all ranks. Collective."""
+
+
+def source_of(trainer: Trainer) -> BlockSource:
+    """The data module of a trainer."""
+    return cast(BlockSource, trainer.datamodule)  # type: ignore[attr-defined]  # set by Lightning's data connector
+
+
+def learner_of(module: LightningModule) -> Learner:
+    """The module that a trainer fits, as callbacks know it."""
+    return cast(Learner, module)

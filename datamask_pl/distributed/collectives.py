@@ -7,7 +7,7 @@ round and any number of ranks gives the same bits.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,72 +19,12 @@ from torch import Tensor
 from datamask_pl.errors import AgreementError, DatamaskError
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands among all, its group's and the others.
-
-    Attributes:
-        rank: over all groups.
-        world_size: processes of all groups.
-        group: which group it belongs to.
-        num_groups: groups, each of which solves blocks of its own.
-        store: torch's store, which all processes share; None where there is one process.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    group: int = 0
-    num_groups: int = 1
-    store: Any = None
-
-
-_place = Place()
-
-
-def place() -> Place:
-    """This process's place, as the strategy set it."""
-    return _place
-
-
-def set_place(new: Place) -> None:
-    """Says where this process stands; called by the strategy alone."""
-    global _place  # one process has one place, as it has one default process group
-    _place = new
-
-
-def decided_once(key: str, decide: Callable[[], str]) -> str:
-    """What rank 0 of all groups decides, on every rank. Every group's rank 0 calls it, once a key."""
-    if _place.num_groups == 1:
-        return decide()
-    if _place.rank == 0:
-        _place.store.set(key, decide())
-    return str(_place.store.get(key).decode())
-
-
-def post(key: str) -> None:
-    """Leaves a word that every process of every group can find. Not a collective."""
-    if _place.store is not None:
-        _place.store.set(key, "")
-
-
-def is_posted(key: str) -> bool:
-    """True if any process of any group has posted the word; False where there is one process. Not a collective."""
-    return _place.store is not None and bool(_place.store.check([key]))
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of processes; (0, 1) without a process group."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
 def gather_objects(value: object) -> list[Any]:
     """Gathers one small picklable value a rank, in rank order."""
-    _, world = rank_and_world()
-    if world == 1:
+    size = RankGroup.current().size
+    if size == 1:
         return [value]
-    gathered: list[Any] = [None] * world
+    gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, value)
     return gathered
 
@@ -118,7 +58,7 @@ def leave_group() -> None:
 
 def drop_group() -> None:
     """Closes this process's connections to its group, so that ranks that wait for it notice. Not a collective."""
-    if rank_and_world()[1] > 1:
+    if RankGroup.current().size > 1:
         with suppress(Exception):  # it is broken already
             dist.group.WORLD.abort()  # type: ignore[union-attr]
             if "nccl" not in dist.get_backend():  # of gloo it closes nothing
@@ -126,8 +66,8 @@ def drop_group() -> None:
 
 
 @contextmanager
-def failing_together() -> Iterator[None]:
-    """What any rank raises within, every rank raises at the end. Collective.
+def raise_on_all_ranks() -> Iterator[None]:
+    """Raises at its end, on every rank, what any rank raised within. Collective.
 
     Raises:
         Exception: See `share_failure`.
@@ -142,10 +82,10 @@ def failing_together() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks that solve one block together.
+    """The ranks that solve one block together, which is all that collectives reach; see `world`.
 
     Attributes:
-        rank: this process's place in the group.
+        rank: of this process, in the group.
         size: number of ranks in the group.
     """
 
@@ -153,9 +93,11 @@ class RankGroup:
     size: int = 1
 
     @classmethod
-    def world(cls) -> RankGroup:
-        """The group of all processes."""
-        return cls(*rank_and_world())
+    def current(cls) -> RankGroup:
+        """The group of this process; of one rank without a process group."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
 
     def share(self, count: int) -> range:
         """This rank's contiguous share of `count` pieces of work; shares differ by at most one piece."""

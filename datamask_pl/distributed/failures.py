@@ -57,7 +57,7 @@ class FailureBoard:
                 time.sleep(0.2)
             silent = [rank for rank in self.group if rank != self.rank and not self._is_set("noticed", rank)]
         except Exception:
-            return "rank 0, through which the others find each other, ended"
+            return "rank 0, which hosts the rendezvous store, exited"
         return f"rank {silent[0]} did not answer" if silent else None
 
     def leave(self) -> None:
@@ -90,7 +90,7 @@ class FailureBoard:
                     return reason
                 time.sleep(0.2)
         except Exception:
-            return "rank 0, through which the others find each other, ended" if self.rank else None
+            return "rank 0, which hosts the rendezvous store, exited" if self.rank else None
         return None
 
     def _look(self) -> str | None:
@@ -99,7 +99,7 @@ class FailureBoard:
             rank, reason = json.loads(self._store.get(_POSTED))
             return f"rank {rank} ended: {reason}"
         if gone := self._gone():
-            return f"rank {gone[0]} ended without a word; it was killed, perhaps for want of memory"
+            return f"rank {gone[0]} was killed without reporting an error (out of memory?)"
         return None
 
     def _is_set(self, word: str, rank: int) -> bool:

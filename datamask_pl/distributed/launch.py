@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.distributed.world import is_slurm_step
 from datamask_pl.errors import ConfigError, LaunchError
 
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
@@ -99,7 +100,7 @@ def check_launch(trainer: Trainer) -> None:
         launched, launcher, hint = int(os.environ["WORLD_SIZE"]), "torchrun started", ""
     elif SLURMEnvironment.detect() and "SLURM_NTASKS" in os.environ:
         launched, launcher = int(os.environ["SLURM_NTASKS"]), "SLURM_NTASKS says"
-        hint = " (In an interactive shell, SLURM_JOB_NAME=interactive has the job's numbers left out of account.)"
+        hint = " (In an interactive shell, set SLURM_JOB_NAME=interactive to ignore the SLURM job.)"
     else:
         return
     if launched != asked:
@@ -108,7 +109,7 @@ def check_launch(trainer: Trainer) -> None:
             f"{trainer.num_devices} x {trainer.num_nodes} = {asked}; "
             f"make them equal, with --trainer.strategy ddp.{hint}"
         )
-    if launcher.startswith("SLURM") and launched > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & set(os.environ):
+    if launcher.startswith("SLURM") and launched > 1 and not is_slurm_step():
         rank_zero_warn(
             f"SLURM_NTASKS is {launched}, but this process does not seem to have been started by srun; if nothing "
             "follows, start it with srun."

@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
-from datamask_pl.distributed.collectives import Place, set_place
 from datamask_pl.distributed.failures import FailureBoard
+from datamask_pl.distributed.world import World, set_world
 from datamask_pl.errors import LaunchError
 from datamask_pl.functional.device import backend
 
@@ -112,7 +112,7 @@ class BlockGroupStrategy(DDPStrategy):
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
         self._place = rank % size, size
-        set_place(Place(rank, world_size, group, world_size // size, store))
+        set_world(World(rank, world_size, group, world_size // size, store, environment.local_rank()))
         self.board = FailureBoard(store, rank, world_size, range(group * size, (group + 1) * size))
         for decorator in (rank_zero_only, fabric_rank_zero_only):
             decorator.rank = rank % size  # type: ignore[attr-defined]

@@ -154,24 +154,6 @@ def embed_file(
             advance(len(texts))
 
 
-def launched(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
-    """Rank, number of processes, and rank within the machine, as torchrun or srun say; 0, 1, 0 if neither does.
-
-    Example:
-        >>> launched({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-        (3, 8, 1)
-        >>> launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"})  # in a batch script: not started by srun
-        (0, 1, 0)
-    """
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", "0"))
-    is_step = bool({"SLURM_STEP_ID", "SLURM_STEPID"} & set(environ)) and environ.get("SLURM_JOB_NAME") != "interactive"
-    world = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
-    if is_step and world is not None and "SLURM_PROCID" in environ:
-        return int(environ["SLURM_PROCID"]), int(world), int(environ.get("SLURM_LOCALID", "0"))
-    return 0, 1, 0
-
-
 def _chunks(location: Location) -> Iterator[pa.Table]:
     """The rows of a file. A generator, so that an error of the writer is not taken for one of the reader."""
     with open_parquet(location) as parquet:

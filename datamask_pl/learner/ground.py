@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.data.types import Block, BlockSource
-from datamask_pl.distributed.collectives import RankGroup, failing_together
+from datamask_pl.distributed.collectives import RankGroup, raise_on_all_ranks
 from datamask_pl.errors import BudgetError, ConfigError
 from datamask_pl.functional.budget import BudgetRule, Totals, budget, group_budgets
 from datamask_pl.functional.constraint import Constraint
@@ -63,7 +63,7 @@ def make_ground(
     """
     constraint: Constraint | None = None
     if block.limits is not None:
-        with failing_together():
+        with raise_on_all_ranks():
             constraint = Constraint(block.limits.holdings().to(device), rule)
     is_resident = fits(block.features_ND.numel() * block.features_ND.element_size(), device)
     return GroundSet(

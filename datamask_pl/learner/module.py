@@ -14,7 +14,7 @@ from torch import Tensor
 
 from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
-from datamask_pl.distributed.collectives import RankGroup, failing_together
+from datamask_pl.distributed.collectives import RankGroup, raise_on_all_ranks
 from datamask_pl.errors import CheckpointError, ConfigError
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.schedule import default_schedule, linear_rate
@@ -171,7 +171,7 @@ class MaskLearner(LightningModule):
         source = self._source
         source.prepare()
         default_partial = 1.0 if self.is_controlled else DEFAULT_PARTIAL
-        with failing_together():
+        with raise_on_all_ranks():
             options.check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
             check_budgets(self.rule, source, step_share=1.0 if self.is_whole_block else step_share)
@@ -182,7 +182,7 @@ class MaskLearner(LightningModule):
         source.set_reading(is_ahead=not (on_cpu and self.objective.holds_lists))
         sizes = source.block_sizes
         self.policy = MaskPolicy(max(sizes, default=1))
-        self.ranks = RankGroup.world()
+        self.ranks = RankGroup.current()
         max_epochs = self.trainer.max_epochs
         if max_epochs is None or not 0 <= max_epochs < len(sizes):
             self.trainer.fit_loop.max_epochs = len(sizes)

@@ -293,8 +293,8 @@ class TestOtherThanWhatWasLaunched:
     def test_slurm_started_more_than_the_trainer_was_told(self, folder, task, capsys):
         assert self.refused(folder, capsys) == (
             "error: SLURM_NTASKS says 2 processes, and trainer.devices x trainer.num_nodes is 1 x 1 = 1; make them "
-            "equal, with --trainer.strategy ddp. (In an interactive shell, SLURM_JOB_NAME=interactive has the job's "
-            "numbers left out of account.)"
+            "equal, with --trainer.strategy ddp. (In an interactive shell, set SLURM_JOB_NAME=interactive to "
+            "ignore the SLURM job.)"
         )
 
     def test_slurm_started_fewer_than_the_trainer_was_told(self, folder, task, capsys):

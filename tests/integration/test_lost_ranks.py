@@ -30,7 +30,7 @@ LAUNCHERS = {
 }
 REASONS = {
     "raise": "rank 1 ended: RuntimeError: the proxy model's GPU is gone; this rank cannot go on without it.",
-    "die": "rank 1 ended without a word; it was killed, perhaps for want of memory; this rank cannot go on without it.",
+    "die": "rank 1 was killed without reporting an error (out of memory?); this rank cannot go on without it.",
     "hang": "rank 1 did not answer within launch.timeout_s, {timeout_s} s; this rank cannot go on without it.",
 }
 
@@ -114,7 +114,9 @@ class TestRanks:
         codes = ranks.end(timeout_s=120)
         assert [code for rank, code in enumerate(codes) if rank != hit] == [1, 1], ranks.output()
         reason = (
-            f"rank {hit} ended without a word" if hit else "rank 0, through which the others find each other, ended"
+            f"rank {hit} was killed without reporting an error"
+            if hit
+            else "rank 0, which hosts the rendezvous store, exited"
         )
         for rank in {0, 1, 2} - {hit}:
             assert reason in ranks.logs[rank].read_text()
@@ -150,7 +152,7 @@ class TestGroups:
         assert ranks.processes[0].is_alive(), ranks.output()
         ranks.signal(signal.SIGKILL, 1)
         assert ranks.end(timeout_s=120) == [1, -signal.SIGKILL], ranks.output()
-        assert "rank 1 ended without a word" in ranks.logs[0].read_text()
+        assert "rank 1 was killed without reporting an error" in ranks.logs[0].read_text()
         assert "its blocks are not done" in ranks.logs[0].read_text()
 
     def test_the_whole_group_of_rank_0_waits(self, workplace):
@@ -183,4 +185,4 @@ class TestGroups:
         ranks.wait_for(" on cpu")
         ranks.signal(signal.SIGKILL, 0)
         assert ranks.end(timeout_s=120) == [-signal.SIGKILL, 1], ranks.output()
-        assert "rank 0, through which the others find each other, ended" in ranks.logs[1].read_text()
+        assert "rank 0, which hosts the rendezvous store, exited" in ranks.logs[1].read_text()

@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from datamask_pl.callbacks import progress
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
-from datamask_pl.distributed.collectives import Place, set_place
+from datamask_pl.distributed.world import World, set_world
 
 
 def test_the_bar_is_drawn_ten_times_a_second_at_most_and_when_it_is_full(monkeypatch):
@@ -25,8 +25,8 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most_and_when_it_is_full(monkeyp
 @pytest.fixture
 def stand():
     """Sets this process's place, for the test alone."""
-    yield lambda rank, group, num_groups=2: set_place(Place(rank, 6, group, num_groups))
-    set_place(Place())
+    yield lambda rank, group, num_groups=2: set_world(World(rank, 6, group, num_groups))
+    set_world(World())
 
 
 @pytest.mark.parametrize(

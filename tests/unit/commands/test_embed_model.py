@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamask_pl.commands.embed import embed
+from datamask_pl.distributed.world import World
 from datamask_pl.embedding import files
-from datamask_pl.embedding.files import METADATA_KEY, launched
+from datamask_pl.embedding.files import METADATA_KEY
 from datamask_pl.embedding.model import TextModel, _choose_precision
 from datamask_pl.errors import BadRowError, ConfigError, SchemaError
 from tests.support.text_models import MAX_LENGTH, NUM_DIMENSIONS, make_texts, oracle, save_model
@@ -331,7 +332,8 @@ class TestModels:
 )
 def test_processes_are_those_of_the_launcher(variables, expected):
     """lightning #19762: a shell of a job, or its batch script, is not one of several tasks."""
-    assert launched(variables) == expected
+    world = World.launched(variables)
+    assert (world.rank, world.size, world.local_rank) == expected
 
 
 def test_lsa_is_of_one_process(case, monkeypatch):

@@ -13,10 +13,10 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 from datamask_pl import cli
 from datamask_pl.commands.fit import FitCLI
 from datamask_pl.distributed import failures
-from datamask_pl.distributed.collectives import Place, place, set_place
 from datamask_pl.distributed.failures import FailureBoard
 from datamask_pl.distributed.launch import LaunchOptions
 from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.distributed.world import World, set_world, world
 from datamask_pl.errors import AgreementError, ConfigError, PreemptedError, RankFailedError
 
 BROKEN = dist.DistNetworkError("Connection closed by peer")
@@ -85,10 +85,10 @@ def test_without_others_an_error_is_raised_as_it_is():
 
 
 def test_blocks_of_a_group_that_was_lost_are_an_error_though_this_one_has_done_its_part(boards):
-    set_place(Place(1, 2, 1, 2, dist.HashStore()))
+    set_world(World(1, 2, 1, 2, dist.HashStore()))
     with pytest.raises(RankFailedError, match=r"^rank 0 ended: x; its blocks are not done\. The same command goes on"):
         command(boards[1], lost="rank 0 ended: x").fit(None)
-    assert place() == Place()
+    assert world() == World()
 
 
 def test_no_process_is_left():

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 from datamask_pl.data.loader import BlockQueue, draw_rows
 from datamask_pl.data.module import FeatureDataModule, _check_same_plan
 from datamask_pl.data.scaling import ConstantQualityWarning
-from datamask_pl.distributed.collectives import Place
+from datamask_pl.distributed.world import World
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 from tests.support.block_watch import watch_blocks
 
@@ -208,7 +208,7 @@ def test_groups_of_ranks_share_the_blocks_of_a_job(tmp_path, monkeypatch):
     path = write_shards(tmp_path, [20])
     for group, expected in ((0, [1]), (1, [3])):
         monkeypatch.setattr(
-            "datamask_pl.distributed.collectives._place", Place(rank=group, world_size=2, group=group, num_groups=2)
+            "datamask_pl.distributed.world._world", World(rank=group, size=2, group=group, num_groups=2)
         )
         data = make_data(path, block_size=4, shard="1/2")
         data.setup()

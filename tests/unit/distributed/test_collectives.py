@@ -12,20 +12,15 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from datamask_pl.distributed.collectives import (
-    Place,
     RankGroup,
-    decided_once,
     drop_group,
-    failing_together,
     gather_objects,
-    is_posted,
     leave_group,
-    place,
-    post,
-    set_place,
+    raise_on_all_ranks,
 )
 from datamask_pl.distributed.launch import is_broken_collective
 from datamask_pl.distributed.strategy import BlockGroupStrategy
+from datamask_pl.distributed.world import World, set_world, world
 from datamask_pl.errors import AgreementError, ConfigError
 from tests.support.ranks import free_port
 
@@ -100,27 +95,34 @@ def pair(monkeypatch):
         process.join(10)
         codes.append(process.exitcode)
         process.kill()
-    set_place(Place())
+    set_world(World())
     if dist.is_initialized():
         dist.destroy_process_group()
     assert codes == [0]
 
 
 def where(strategy):
-    return strategy.global_rank, strategy.world_size, RankGroup.world(), place().rank, place().group, place().num_groups
+    return (
+        strategy.global_rank,
+        strategy.world_size,
+        RankGroup.current(),
+        world().rank,
+        world().group,
+        world().num_groups,
+    )
 
 
 def total(strategy):
-    return RankGroup.world().sum_(torch.tensor([1.0, 10.0]) * (1 + RankGroup.world().rank)).tolist()
+    return RankGroup.current().sum_(torch.tensor([1.0, 10.0]) * (1 + RankGroup.current().rank)).tolist()
 
 
 def side_by_side(strategy):
-    rank = RankGroup.world().rank
-    return RankGroup.world().concatenate(torch.full((2, 3 * rank), float(rank), dtype=torch.float64)).tolist()
+    rank = RankGroup.current().rank
+    return RankGroup.current().concatenate(torch.full((2, 3 * rank), float(rank), dtype=torch.float64)).tolist()
 
 
 def completed(strategy):
-    ranks = RankGroup.world()
+    ranks = RankGroup.current()
     rows_of = ranks.shares(5)
     own = rows_of[ranks.rank]
     table = torch.full((5, 2), -1)
@@ -129,30 +131,30 @@ def completed(strategy):
 
 
 def completed_by_one(strategy):
-    table = torch.arange(3) if RankGroup.world().rank == 1 else torch.zeros(3, dtype=torch.int64)
-    return RankGroup.world().complete_(table, [range(0), range(3)]).tolist()
+    table = torch.arange(3) if RankGroup.current().rank == 1 else torch.zeros(3, dtype=torch.int64)
+    return RankGroup.current().complete_(table, [range(0), range(3)]).tolist()
 
 
 def gathered(strategy):
-    return gather_objects({"rank": RankGroup.world().rank})
+    return gather_objects({"rank": RankGroup.current().rank})
 
 
 def is_any_true(strategy):
-    ranks = RankGroup.world()
+    ranks = RankGroup.current()
     return ranks.any(False), ranks.any(ranks.rank == 1), ranks.any(ranks.rank == 0), ranks.any(True)
 
 
 def agreed(strategy):
-    RankGroup.world().check_agreement(torch.arange(4.0), "here")
+    RankGroup.current().check_agreement(torch.arange(4.0), "here")
 
 
 def disagreed(strategy):
-    RankGroup.world().check_agreement(torch.arange(4.0) + RankGroup.world().rank, "here")
+    RankGroup.current().check_agreement(torch.arange(4.0) + RankGroup.current().rank, "here")
 
 
 def failing_on_rank_1(strategy):
-    with failing_together():
-        if RankGroup.world().rank == 1:
+    with raise_on_all_ranks():
+        if RankGroup.current().rank == 1:
             raise ConfigError("rank 1 was told otherwise")
 
 
@@ -167,16 +169,16 @@ def finish(strategy):
 
 
 def decide(strategy):
-    return decided_once("key", lambda: f"decided by {place().rank}")
+    return world().broadcast_from_first("key", lambda: f"decided by {world().rank}")
 
 
 def post_word(strategy):
-    if place().rank == 1:
-        post("word")
+    if world().rank == 1:
+        world().publish("word")
 
 
 def sees_word(strategy):
-    return is_posted("word"), is_posted("another")
+    return world().is_published("word"), world().is_published("another")
 
 
 def wait_for_the_other(strategy):

@@ -62,23 +62,23 @@ class TestFind:
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
         pretend(store, 2, process.pid)
-        assert one.find() == "rank 2 ended without a word; it was killed, perhaps for want of memory"
+        assert one.find() == "rank 2 was killed without reporting an error (out of memory?)"
 
     def test_so_is_one_that_waits_for_its_parent_to_notice(self, store):
         _, one, _ = boards(store, 3)
         process = subprocess.Popen([sys.executable, "-c", ""])
         pretend(store, 2, process.pid)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert "rank 2 ended without a word" in one.find()
+        assert "rank 2 was killed without reporting an error" in one.find()
         process.wait()
 
     def test_one_that_ended_because_of_another_is_not_named_in_its_place(self, store):
         _, one, two, _ = boards(store, 4)
         pretend(store, 3, LONG_GONE)
-        assert "rank 3 ended without a word" in one.find()
+        assert "rank 3 was killed without reporting an error" in one.find()
         one.leave()
         pretend(store, 1, LONG_GONE)
-        assert "rank 3 ended without a word" in two.find()
+        assert "rank 3 was killed without reporting an error" in two.find()
 
     def test_of_another_machine_nothing_is_known(self, store):
         _, one = boards(store, 2)
@@ -158,7 +158,7 @@ class TestFinish:
     def test_a_rank_that_is_lost_is_named(self, store):
         zero, _ = (FailureBoard(store, rank, 2, [rank]) for rank in range(2))
         pretend(store, 1, LONG_GONE)
-        assert "rank 1 ended without a word" in zero.finish()
+        assert "rank 1 was killed without reporting an error" in zero.finish()
 
     def test_so_is_one_that_failed(self, store):
         zero, one = (FailureBoard(store, rank, 2, [rank]) for rank in range(2))
@@ -181,6 +181,6 @@ def test_without_the_process_that_holds_the_store_rank_0_is_named_and_nothing_ra
     one = FailureBoard(store, 1, 2, [0, 1])
     holder.kill()
     holder.join()
-    assert one.find() == "rank 0, through which the others find each other, ended"
-    assert one.finish() == "rank 0, through which the others find each other, ended"
+    assert one.find() == "rank 0, which hosts the rendezvous store, exited"
+    assert one.finish() == "rank 0, which hosts the rendezvous store, exited"
     one.post("nobody hears it")

@@ -3,18 +3,12 @@ import torch
 
 import datamask_pl.distributed.collectives as distributed
 from datamask_pl.distributed.collectives import (
-    Place,
     RankGroup,
-    decided_once,
-    failing_together,
     gather_objects,
-    is_posted,
-    place,
-    post,
-    rank_and_world,
-    set_place,
+    raise_on_all_ranks,
     share_failure,
 )
+from datamask_pl.distributed.world import World, set_world, world
 from datamask_pl.errors import AgreementError, ConfigError
 from tests.support.pretended_ranks import on_ranks
 
@@ -29,8 +23,7 @@ class TestRankGroup:
         assert max(lengths) - min(lengths) <= 1
 
     def test_one_process_is_a_world_of_its_own(self):
-        assert rank_and_world() == (0, 1)
-        assert RankGroup.world() == RankGroup(0, 1)
+        assert RankGroup.current() == RankGroup(0, 1)
         assert gather_objects("x") == ["x"]
 
     def test_the_sum_of_one_rank_is_its_own_tensor(self):
@@ -44,16 +37,16 @@ class TestRankGroup:
 
 class TestFailingTogether:
     def test_an_error_is_marked_as_everyones(self):
-        with pytest.raises(ConfigError, match="wrong") as caught, failing_together():
+        with pytest.raises(ConfigError, match="wrong") as caught, raise_on_all_ranks():
             raise ConfigError("wrong")
         assert caught.value.is_on_all_ranks
 
     def test_an_error_of_another_kind_passes_as_it_is(self):
-        with pytest.raises(ZeroDivisionError), failing_together():
+        with pytest.raises(ZeroDivisionError), raise_on_all_ranks():
             1 / 0  # noqa: B018
 
     def test_without_an_error_nothing_happens(self):
-        with failing_together():
+        with raise_on_all_ranks():
             pass
         share_failure(None)
 
@@ -93,29 +86,29 @@ class TestAgreement:
         RankGroup().check_agreement(torch.tensor([torch.nan]), "")
 
 
-class TestPlace:
+class TestWorld:
     @pytest.fixture(autouse=True)
     def afterwards(self):
         yield
-        set_place(Place())
+        set_world(World())
 
     def test_one_process_is_all_there_is(self):
-        assert place() == Place(rank=0, world_size=1, group=0, num_groups=1, store=None)
-        assert decided_once("a", lambda: "b") == "b"
-        post("word")
-        assert not is_posted("word")
+        assert world() == World(rank=0, size=1, group=0, num_groups=1, store=None)
+        assert world().broadcast_from_first("a", lambda: "b") == "b"
+        world().publish("word")
+        assert not world().is_published("word")
 
     def test_rank_0_decides_for_the_groups(self):
         store = torch.distributed.HashStore()
         for group in range(3):
-            set_place(Place(group, 3, group, 3, store))
-            assert decided_once("version", lambda group=group: f"decided by {group}") == "decided by 0"
+            set_world(World(group, 3, group, 3, store))
+            assert world().broadcast_from_first("version", lambda group=group: f"decided by {group}") == "decided by 0"
 
     def test_a_word_reaches_every_group(self):
         store = torch.distributed.HashStore()
-        set_place(Place(0, 2, 0, 2, store))
-        assert not is_posted("word")
-        set_place(Place(1, 2, 1, 2, store))
-        post("word")
-        set_place(Place(0, 2, 0, 2, store))
-        assert is_posted("word")
+        set_world(World(0, 2, 0, 2, store))
+        assert not world().is_published("word")
+        set_world(World(1, 2, 1, 2, store))
+        world().publish("word")
+        set_world(World(0, 2, 0, 2, store))
+        assert world().is_published("word")
