@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_INPUTS ?= 100000
+# The tests of a file share what its fixtures make; a worker that has none left takes some of another's.
+WORKERS ?= --numprocesses 2 --dist worksteal
 INSTALLED := $(VENV)/.installed
 # The competitors of `make benchmark` have an environment of their own.
 BENCHMARK_VENV := .venv-benchmark
@@ -10,12 +12,12 @@ AUDIT_VENV := .venv-audit
 BENCHMARK_INSTALLED := $(BENCHMARK_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint docs fuzz sbom audit benchmark clean
+.PHONY: help install quickstart test test-all lint docs fuzz sbom audit benchmark clean
 
 help:
 	@echo "make quickstart   text, features and a mask of them, in quickstart-data/ and runs/"
-	@echo "make test         linters, types and all tests"
-	@echo "make test-slow    runs that are killed, again and again"
+	@echo "make test         linters, types and the tests of every commit, below ten minutes on two cores"
+	@echo "make test-all     linters, types, documentation and every test, with coverage"
 	@echo "make docs         the documentation as pages, in site/"
 	@echo "make fuzz         100,000 damaged files and configs, in about half an hour; FUZZ_INPUTS=1000 for fewer"
 	@echo "make sbom         what is installed, as CycloneDX, in sbom.json"
@@ -47,18 +49,18 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --cov --cov-report=term:skip-covered --durations=10
+	$(BIN)/pytest $(WORKERS) --durations=10
 
-test-slow: $(INSTALLED)
-	$(BIN)/pytest -m slow --durations=10
+# pytest comes last, for its closing line counts the tests.
+test-all: lint docs
+	$(BIN)/pytest -m "" $(WORKERS) --hypothesis-profile=thorough --cov --cov-report=term:skip-covered --durations=20
 
 docs: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/reference.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 fuzz: $(INSTALLED)
-	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" tests/fuzz --durations=10
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" $(WORKERS) --hypothesis-profile=thorough tests/fuzz --durations=10
 
 # Tools of their own packages, in an environment of their own.
 $(AUDIT_VENV)/.installed:

@@ -5,8 +5,14 @@ import signal
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.support.forked_ranks import Ranks
+
+# make test-all asks for the thorough one
+settings.register_profile("fast", max_examples=25, deadline=None)
+settings.register_profile("thorough", max_examples=100, deadline=None)
+settings.load_profile("fast")
 
 
 def pytest_collection_finish():

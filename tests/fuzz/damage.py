@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from datamask_pl.errors import DatamaskError
 from tests.support.shards import find_pages
 
-NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 400)
+NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 4 * settings().max_examples)
 
 
 def inputs(share):

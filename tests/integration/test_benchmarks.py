@@ -25,6 +25,7 @@ def run(script, *args):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
+@pytest.mark.slow
 def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
     lines = run("ranks.py", "--repeats", 1, "--scale", 0.002).splitlines()
     rows = [line for line in lines if line.startswith(("| multilinear", "| group_relative"))]
@@ -32,6 +33,7 @@ def test_the_cost_of_ranks_is_measured_and_their_bits_compared():
     assert all(line.endswith("same |") for line in rows)
 
 
+@pytest.mark.slow
 def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
     lines = run("rollouts.py", path, "--seconds", 0.5, "--steps", 10, "--repeats", 2).splitlines()
@@ -40,6 +42,7 @@ def test_rollouts_are_timed_and_their_noise_and_f_compared(tmp_path):
     assert all(float(cells[column]) > -1 for cells in rows[6:] for column in (1, 6, 9))  # f of each
 
 
+@pytest.mark.slow
 def test_limits_within_fit_are_measured_beside_limits_put_on_afterwards(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
     lines = run("constraints.py", path, "--threads", 1).splitlines()
@@ -58,6 +61,7 @@ def test_a_line_stays_where_it_is_when_it_is_smoothed(window):
     np.testing.assert_allclose(means[0], steps[:window].mean())
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_run_is_drawn(tmp_path):
     writer = SummaryWriter(tmp_path / "run")
     for step in range(20):
@@ -68,6 +72,7 @@ def test_the_reward_of_a_run_is_drawn(tmp_path):
     assert (tmp_path / "curve.svg").read_text().count("<path") > 10
 
 
+@pytest.mark.slow
 class TestSchedules:
     def run(self, records, *options):
         few = ["--samples", 90, "--ratios", 0.1, "--weights", 0.3, "--rates", "2:0.2,4:1.5", "--threads", 1]
@@ -93,6 +98,7 @@ class TestSchedules:
         assert len(records.read_text().splitlines()) == 2 * len(measured.splitlines())
 
 
+@pytest.mark.slow
 def test_neighbour_lists_are_measured(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(300, dim=8, feature_type=pa.list_(pa.float16(), 8)))
     for made in ([path, "--samples", 500], ["--samples", 400, "--clustered", 6]):

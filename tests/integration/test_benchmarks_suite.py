@@ -24,6 +24,7 @@ def problem():
     return Problem(features, torch.rand(150, generator=generator), 15, "facility_location", 0.3)
 
 
+@pytest.mark.slow
 def test_everyone_is_measured_and_a_page_and_a_picture_are_written(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(700, dim=8, feature_type=pa.list_(pa.float16(), 8)))
     options = ["--cases", "pairwise:0.05", "--repeats", 2, "--threads", 1, "--write", tmp_path / "docs"]
@@ -105,6 +106,7 @@ suite.main()
 """
 
 
+@pytest.mark.slow
 def test_a_run_over_the_limit_is_stopped_and_the_papers_estimator_has_its_own(tmp_path):
     path = write(tmp_path / "a.parquet", make_table(700, dim=4, feature_type=pa.list_(pa.float16(), 4)))
     script, output = tmp_path / "slow.py", tmp_path / "result.json"
@@ -117,6 +119,7 @@ def test_a_run_over_the_limit_is_stopped_and_the_papers_estimator_has_its_own(tm
     assert json.loads(output.read_text())["runs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_selected", [1, 15])
 def test_compiled_greedy_on_whole_lists_is_dense_greedy(problem, num_selected):
     pytest.importorskip("numba")
@@ -135,6 +138,7 @@ def test_the_papers_estimator_ends_in_time_and_every_mask_has_the_budget(problem
     assert len(points) >= 1
 
 
+@pytest.mark.slow
 def test_growth_measures_a_command_and_its_memory(tmp_path):
     options = ["--sizes", 300, 600, "--terms", "pairwise", "--features", 4, "--block-size", 300]
     lines = run("growth.py", "--folder", tmp_path, *options).splitlines()
@@ -145,6 +149,7 @@ def test_growth_measures_a_command_and_its_memory(tmp_path):
     assert all(0.1 < float(row[6].split()[0]) < 4 for row in rows)
 
 
+@pytest.mark.slow
 def test_overhead_measures_steps_of_fit_and_of_the_bare_functions():
     lines = run("overhead.py", "--samples", 100, "--steps", 8, "--repeats", 1, "--modes", "no logging").splitlines()
     bare, fit = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[-2:])

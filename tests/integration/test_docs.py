@@ -156,10 +156,11 @@ def test_the_objective_of_the_page_is_its_expectation(workplace, monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("material"), reason="mkdocs-material is not installed")
 def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = sorted((tmp_path / "site").rglob("*.html"))

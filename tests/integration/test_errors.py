@@ -291,7 +291,12 @@ class TestData:
 class TestContinuing:
     """A run of other settings or other data is never continued, whether it was finished or only begun."""
 
-    @pytest.fixture(params=["finished", "begun", "within the first block"])
+    @pytest.fixture(
+        params=[
+            "finished",
+            *(pytest.param(state, marks=pytest.mark.slow) for state in ("begun", "within the first block")),
+        ]
+    )
     def run_of(self, request, data, capsys):
         steps = {
             "finished": (),
@@ -390,6 +395,7 @@ class TestMaskFolder:
 class TestProcess:
     """The same through a process of its own."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("args", "needed"),
         [
@@ -409,6 +415,7 @@ class TestProcess:
         assert needed in err
         assert files_below(workplace) == before
 
+    @pytest.mark.slow
     def test_an_interrupted_run_ends_without_a_traceback_and_resumes_as_if_it_had_not_been(self, workplace):
         path = write_shards("shards", [300, 300])
         args = ("--data.path", path, "--data.block_size", "200", "--model.num_steps", "60", "--model.max_lr", "0.5")

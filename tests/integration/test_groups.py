@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def world(request, folder):
     """The number of ranks, and what rank 0 printed once they have run every number of blocks in groups of all sizes."""
     num_ranks = request.param
@@ -83,6 +83,7 @@ def test_groups_of_any_size_give_the_mask_and_the_logits_of_one_process_and_ever
         assert f"mask    {run.relative_to(folder)}/mask ({num_blocks} part{'s' * (num_blocks > 1)})" in printed
 
 
+@pytest.mark.slow
 def test_a_run_that_groups_of_one_size_began_goes_on_with_any_other(folder, monkeypatch):
     """Two ranks began, each its own blocks; then four in groups of two; one process ends it."""
     args = (*blocks(7), "--run_name", "changing")
@@ -106,6 +107,7 @@ def test_an_unnamed_run_of_groups_has_one_folder(folder):
         assert_same_mask(run_folder(folder, version, "unnamed"), run_folder(folder).with_name("one-3"), num_parts=3)
 
 
+@pytest.mark.slow
 def test_jobs_that_share_nothing_but_the_folder_of_the_mask_complete_it_at_the_same_time(folder):
     jobs = [
         start(

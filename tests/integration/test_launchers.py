@@ -73,6 +73,7 @@ def run_of(folder, name):
     return folder / "runs/datamask" / name
 
 
+@pytest.mark.slow
 class TestTorchrun:
     def test_two_groups_of_one_rank_on_one_node(self, folder):
         args = (*ARGS, *STEPS, "--run_name", "groups", *on(devices=2), "--launch.ranks_per_block", "1")
@@ -186,6 +187,7 @@ def wait_until_saved(processes, run_folder, *, num_steps):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 class TestSlurm:
     def test_signals_to_all_tasks_or_one_save_and_requeue_and_the_same_command_goes_on(self, folder):
         """Three lives of one job; then its mask is that of an undisturbed process."""
@@ -239,6 +241,7 @@ class TestScripts:
             assert [line for line in lines if line.startswith(f"#SBATCH {option}")], option
 
 
+@pytest.mark.slow
 class TestScriptsAsJobs:
     """The files themselves, by bash."""
 

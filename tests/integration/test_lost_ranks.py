@@ -14,8 +14,6 @@ import yaml
 from tests.support.fits import parts, run, write_shards
 from tests.support.forked_ranks import Ranks
 
-pytestmark = pytest.mark.slow
-
 TIMEOUT_S = 5  # of a rank that does not answer; one that ended is noticed at once
 LONG_S = 600
 ARGS = (
@@ -58,6 +56,7 @@ def processes_in(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("how", REASONS)
 def test_the_launcher_ends_with_an_error_that_names_the_rank_and_leaves_no_process(tmp_path, launcher, how):
@@ -79,6 +78,7 @@ def test_the_launcher_ends_with_an_error_that_names_the_rank_and_leaves_no_proce
 class TestRanks:
     """What each of them says and how it ends; nothing starts or ends the others."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_ranks", [2, 3])
     @pytest.mark.parametrize("how", REASONS)
     def test_all_others_name_the_rank_that_failed(self, workplace, how, num_ranks):
@@ -103,7 +103,9 @@ class TestRanks:
             prefix = f"error on rank {rank}: " if rank else "error: "
             assert lines == [prefix + REASONS[how].format(timeout_s=TIMEOUT_S)], ranks.output()
 
-    @pytest.mark.parametrize("hit", [0, 1, 2])
+    @pytest.mark.parametrize(
+        "hit", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+    )
     def test_a_rank_that_is_killed_is_named_whichever_it_is(self, workplace, hit):
         write_shards("shards", [80])
         steps = ("--model.num_steps", "2000", "--model.estimator", "multilinear")
@@ -121,6 +123,7 @@ class TestRanks:
         for rank in {0, 1, 2} - {hit}:
             assert reason in ranks.logs[rank].read_text()
 
+    @pytest.mark.slow
     def test_what_failed_is_done_again_by_the_same_command(self, workplace):
         write_shards("shards", [80])
         fixed = (*ARGS, *misbehaving(workplace, "die", num_masks=10**9))
@@ -133,6 +136,7 @@ class TestRanks:
         assert len(parts(workplace / "runs/datamask/mine")) == 2
 
 
+@pytest.mark.slow
 class TestGroups:
     """A group fails while the others are at work, or have done their part."""
 

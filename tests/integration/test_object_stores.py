@@ -231,6 +231,7 @@ def on_the_hub(hub, *args):
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_shards_are_read_from_the_hub(hub, workplace):
     write_shards("hub/data", [90, 60])
     options = ("--data.block_size", "100", "--model.num_steps", "2", *QUIET)

@@ -9,9 +9,8 @@ import torch
 from datamask_pl.cli import main
 from datamask_pl.evidence.baselines.greedy import greedy_disf, greedy_pairwise, lazy_greedy_facility_location
 from tests.support.fits import ROOT, fit, manifest, parts, run_folder
-from tests.support.shards import write
 
-DICTIONARY = sorted((ROOT.parent / "shared/data").glob("dictionary-*.parquet"))
+DICTIONARY = ROOT / "tests/fixtures/dictionary/features.parquet"
 
 
 def test_sample_embed_and_fit_give_a_mask_that_beats_random_and_top_quality(workplace):
@@ -32,17 +31,18 @@ def test_sample_embed_and_fit_give_a_mask_that_beats_random_and_top_quality(work
 
 
 @pytest.fixture(scope="module")
-def embeddings(tmp_path_factory):
+def embeddings():
     """3,000 real embeddings, as a file and as unit float64 features with rank-scaled quality."""
-    if not DICTIONARY:
-        pytest.skip("no ../shared/data/dictionary-*.parquet beside the repository")
-    table = pq.read_table(DICTIONARY[0]).slice(0, 3000)
-    path = write(tmp_path_factory.mktemp("dictionary") / "features.parquet", table)
+    table = pq.read_table(DICTIONARY)
     features_ND = np.stack([row.values.to_numpy(zero_copy_only=False) for row in table["feature_arr"]])
     features_ND = torch.from_numpy(features_ND.astype(np.float64))
     quality_N = np.asarray(table["quality_score"].combine_chunks().cast(pa.float64()))
     ranks_N = np.array([(quality_N < value).sum() + ((quality_N == value).sum() - 1) / 2 for value in quality_N])
-    return path, features_ND / features_ND.norm(dim=1, keepdim=True), torch.from_numpy(ranks_N / (len(ranks_N) - 1))
+    return (
+        str(DICTIONARY),
+        features_ND / features_ND.norm(dim=1, keepdim=True),
+        torch.from_numpy(ranks_N / (len(ranks_N) - 1)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ class TestOneProcessAndMany:
         mask = run_folder(two, name=f"{name}-begun-2")
         assert_same_mask(mask, run_folder(two, name=f"{name}-1"), num_parts=3)
 
+    @pytest.mark.slow
     def test_four_processes_give_the_mask_and_the_logits_of_one(self, folder):
         names = ["multilinear-list", "one-chunk"]
         launch_blocks(4, [(*FITS[name], *into(name, 4)) for name in names], folder=folder)
@@ -108,6 +109,7 @@ class TestOneProcessAndMany:
             assert_same_mask(mask, run_folder(folder, name=f"{name}-1"), num_parts=3)
 
 
+@pytest.mark.slow
 class TestLaunchers:
     """The command lines of the documentation."""
 

@@ -67,8 +67,12 @@ class Disk:
         self.copies.append(name)
 
 
+@pytest.mark.parametrize("every", [9, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_run_killed_beside_any_checkpoint_resumes_as_if_it_had_not_been(blocks, workplace, monkeypatch, setting):
+def test_a_run_killed_beside_any_checkpoint_resumes_as_if_it_had_not_been(
+    blocks, workplace, monkeypatch, setting, every
+):
+    """At the last step of a block, and beside each so many-th checkpoint."""
     args = (*blocks, *SETTINGS[setting])
     with monkeypatch.context() as patch:
         disk = Disk(workplace / "disk", patch)
@@ -77,7 +81,7 @@ def test_a_run_killed_beside_any_checkpoint_resumes_as_if_it_had_not_been(blocks
     if setting != "patience":
         assert len(disk.copies) == 2 * 3 * 5
     resumable = [name for name in disk.copies if list((disk.folder / name).glob("checkpoints/*.ckpt"))]
-    for name in [name for index, name in enumerate(resumable) if index % 3 == 0 or "step-000005" in name]:
+    for name in [name for index, name in enumerate(resumable) if index % every == 0 or "step-000005" in name]:
         shutil.rmtree(run_folder(), ignore_errors=True)
         shutil.copytree(disk.folder / name, run_folder())
         fit(*args, "--run_name", "version_0")
@@ -110,7 +114,11 @@ def kill_at(moment, *args, folder):
 @pytest.mark.filterwarnings("ignore:all rollouts of a step:UserWarning")  # so many steps settle so few rows
 @pytest.mark.parametrize(
     ("setting", "moments"),
-    [("multilinear", [(0, 3), (1, 20), (2, 30)]), ("group_relative", [(1, 1)]), ("patience", [(1, 2)])],
+    [
+        pytest.param("multilinear", [(0, 3), (1, 20), (2, 30)], marks=pytest.mark.slow),
+        ("group_relative", [(1, 1)]),
+        pytest.param("patience", [(1, 2)], marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_killed_by_the_system_and_resumed_is_one_that_was_not(blocks, workplace, setting, moments):
     slow = () if setting == "patience" else ("--model.num_steps", "60")

@@ -1,6 +1,7 @@
 """Faults of disks: at each of the calls with which a file is written or read, or in the middle of its bytes."""
 
 import builtins
+import ctypes
 import errno
 import io
 import os
@@ -163,3 +164,27 @@ def read_fault(name, bad="all"):
         for function in ("read_metadata", "ParquetFile"):
             patch.setattr(pq, function, failing(getattr(pq, function)))
         yield
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Words(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+@contextmanager
+def without_root_powers():
+    """Permissions of files hold for root, too: takes CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH from this thread."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, words = _Header(0x20080522, 0), (_Words * 2)()  # the third version of the call, for this thread
+    assert libc.capget(ctypes.byref(header), words) == 0, os.strerror(ctypes.get_errno())
+    effective = words[0].effective
+    words[0].effective = effective & ~0b110
+    assert libc.capset(ctypes.byref(header), words) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        words[0].effective = effective
+        assert libc.capset(ctypes.byref(header), words) == 0, os.strerror(ctypes.get_errno())

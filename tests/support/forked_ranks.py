@@ -14,6 +14,13 @@ from tests.support.fits import QUIET, without_pictures
 from tests.support.ranks import free_port, on
 
 
+def fork_context():
+    """Starts processes as forks of one that has imported what a fit needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["datamask_pl.commands.fit", "torch.utils.tensorboard"])
+    return context
+
+
 class Ranks:
     """The processes of one start of a run.
 
@@ -30,14 +37,10 @@ class Ranks:
     def __init__(self, num_ranks, *args, folder, more=()):
         Ranks._num_starts += 1
         self.logs = [folder / f"start-{Ranks._num_starts:03d}-rank-{rank}.txt" for rank in range(num_ranks)]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["datamask_pl.commands.fit", "torch.utils.tensorboard", "tests.support.forked_ranks"]
-        )
         launched = on(num_ranks) if num_ranks > 1 else ()
         fits = [(free_port(), ["fit", *QUIET, *launched, *fit]) for fit in (args, *more)]
         self.processes = [
-            context.Process(target=_run, args=(rank, num_ranks, fits, str(folder), str(log)))
+            fork_context().Process(target=_run, args=(rank, num_ranks, fits, str(folder), str(log)))
             for rank, log in enumerate(self.logs)
         ]
         for process in self.processes:

@@ -26,6 +26,7 @@ def gpu_check(*args, folder):
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so(tmp_path):
     done = gpu_check(folder=tmp_path)
@@ -33,6 +34,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert done.stderr == "error: there is no CUDA GPU here; --device cpu tries the script itself.\n"
 
 
+@pytest.mark.slow
 def test_a_small_run_on_the_cpu_as_one_rank(tmp_path):
     sizes = ("--small-samples", "300", "--small-features", "8", "--num-samples", "400", "--num-features", "8")
     steps = ("--rollout-steps", "2", "--timed-steps", "2", "--timed-estimators", "multilinear", "group_relative")

@@ -4,7 +4,6 @@ lightning #19970: a truncated checkpoint or output.
 """
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import torch
 
 from datamask_pl.errors import DataFileError
 from tests.support.faults import KILLS, WRITE_FAULTS, write_fault
+from tests.support.forked_ranks import fork_context
 from tests.support.writers import WRITERS
 
 
@@ -48,8 +48,16 @@ def assert_whole_or_absent(expected):
         assert content == expected[name] or (name.endswith(".json") and json.loads(content)), name
 
 
-@pytest.mark.parametrize("fault", WRITE_FAULTS)
-@pytest.mark.parametrize("what", WRITERS)
+def spread(kinds, writers=tuple(WRITERS)):
+    """Every writer with every kind of fault; in the first tier each writer has one, and each fault some writer."""
+    return [
+        pytest.param(what, kind, marks=() if index % len(kinds) == number else pytest.mark.slow)
+        for index, what in enumerate(writers)
+        for number, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("what", "fault"), spread(WRITE_FAULTS))
 def test_a_failed_write_leaves_whole_files_says_why_and_can_be_repeated(workplace, undisturbed, what, fault):
     prepare, write, name = WRITERS[what]
     prepare()
@@ -65,10 +73,12 @@ def test_a_failed_write_leaves_whole_files_says_why_and_can_be_repeated(workplac
     assert contents() == undisturbed[what]
 
 
-@pytest.mark.parametrize("fault", ["a short write", "no room when it is forced to disk", "no rename"])
 @pytest.mark.parametrize(
-    "what",
-    ["a mask's part", "a checkpoint", "sample's texts", "embed's features", "compare's table", "report's page"],
+    ("what", "fault"),
+    spread(
+        ["a short write", "no room when it is forced to disk", "no rename"],
+        ["a mask's part", "a checkpoint", "sample's texts", "embed's features", "compare's table", "report's page"],
+    ),
 )
 def test_a_failed_write_leaves_the_file_that_was_there(workplace, undisturbed, what, fault):
     prepare, write, name = WRITERS[what]
@@ -91,41 +101,19 @@ def _write_and_die(folder, what, point):
         WRITERS[what].write()
 
 
-# not those of which another has the code: what a process leaves behind is a matter of atomic_path and of its user
-@pytest.mark.parametrize(
-    "what",
-    [
-        "a mask's part",
-        "a checkpoint",
-        "a mask's manifest",
-        "apply's shard",
-        "embed's features of a model",
-        "export's part",
-        "export's manifest",
-        "compare's table",
-        "report's page",
-    ],
-)
-def test_a_process_killed_while_it_writes_leaves_whole_files_and_the_same_goes_on(workplace, undisturbed, what):
+@pytest.mark.parametrize(("what", "point"), spread(KILLS))
+def test_a_process_killed_while_it_writes_leaves_whole_files_and_the_same_goes_on(workplace, undisturbed, what, point):
     prepare, write, name = WRITERS[what]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["datamask_pl.commands.fit", "torch.utils.tensorboard", "tests.support.forked_ranks", "tests.support.writers"]
-    )
-    for point in KILLS:
-        folder = workplace / point
-        folder.mkdir()
-        os.chdir(folder)
-        prepare()
-        before = set(contents())
-        process = context.Process(target=_write_and_die, args=(folder, what, point))
-        process.start()
-        process.join(60)
-        assert -process.exitcode == (signal.SIGXFSZ if point.startswith("bytes") else signal.SIGKILL)
-        assert_whole_or_absent(undisturbed[what])
-        assert any(path.endswith(name) for path in set(contents()) - before) == (point == "renamed")
-        write()
-        assert contents() == undisturbed[what]
+    prepare()
+    before = set(contents())
+    process = fork_context().Process(target=_write_and_die, args=(str(workplace), what, point))
+    process.start()
+    process.join(60)
+    assert -process.exitcode == (signal.SIGXFSZ if point.startswith("bytes") else signal.SIGKILL)
+    assert_whole_or_absent(undisturbed[what])
+    assert any(path.endswith(name) for path in set(contents()) - before) == (point == "renamed")
+    write()
+    assert contents() == undisturbed[what]
 
 
 @pytest.fixture
@@ -148,7 +136,9 @@ def fill_disk():
             filler.write(bytes(4096))
 
 
-@pytest.mark.parametrize("what", WRITERS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if index % 3 == 1 else pytest.mark.slow) for index, what in enumerate(WRITERS)]
+)
 def test_a_full_disk_is_named_and_once_there_is_room_the_same_goes_on(disk, undisturbed, what):
     prepare, write, _ = WRITERS[what]
     prepare()
@@ -162,7 +152,9 @@ def test_a_full_disk_is_named_and_once_there_is_room_the_same_goes_on(disk, undi
     assert contents() == undisturbed[what]
 
 
-@pytest.mark.parametrize("what", WRITERS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if index % 3 == 0 else pytest.mark.slow) for index, what in enumerate(WRITERS)]
+)
 def test_a_disk_that_is_read_only_is_named_and_once_it_is_not_the_same_goes_on(disk, undisturbed, what):
     prepare, write, _ = WRITERS[what]
     prepare()

@@ -471,7 +471,11 @@ def data_sets(draw):
 
 
 @given(data_sets())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=settings().max_examples // 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_kept_rows_are_those_of_the_source_in_their_order(tmp_path_factory, data_set):
     files, kind, selected, order, by_row, num_blocks = data_set
     folder = tmp_path_factory.mktemp("law")

@@ -72,7 +72,7 @@ def test_a_block_holds_the_rows_as_they_are_stored(tmp_path, make_list, value_ty
     assert block.quality_N.tolist() == whole["quality_score"].to_pylist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), min_size=1, max_size=4),
     block_by=st.sampled_from(["rows", "row_groups_shuffled", "file"]),

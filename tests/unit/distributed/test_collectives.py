@@ -1,6 +1,5 @@
 """The collectives of two processes, of which this one is rank 0, against sums that are made without them."""
 
-import multiprocessing
 import os
 from types import SimpleNamespace
 
@@ -22,6 +21,7 @@ from datamask_pl.distributed.launch import is_broken_collective
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import World, set_world, world
 from datamask_pl.errors import AgreementError, ConfigError
+from tests.support.forked_ranks import fork_context
 from tests.support.ranks import free_port
 
 
@@ -56,10 +56,7 @@ def be_rank_1(port, ranks_per_block, connection):
 @pytest.fixture
 def pair(monkeypatch):
     """Starts rank 1, and joins it as rank 0; `both` runs a job on either, and returns what they returned or raised."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["datamask_pl.commands.fit", "torch.utils.tensorboard", "tests.support.forked_ranks"]
-    )
+    context = fork_context()
     for decorator in (rank_zero_only, fabric_rank_zero_only):
         monkeypatch.setattr(decorator, "rank", 0, raising=False)
     started = []

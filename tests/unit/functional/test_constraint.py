@@ -293,7 +293,7 @@ def test_any_part_of_a_block_can_be_filled_and_keeps_something(kind):
 
 @pytest.mark.parametrize("kind", constraints.KINDS)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.0, 1.0, 30.0, 1e4]))
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 5)
 def test_expected_cost_is_the_budget(kind, seed, scale):
     constraint = constraints.make(kind, 30)
     logits_N = scale * torch.randn(30, generator=torch.Generator().manual_seed(seed))

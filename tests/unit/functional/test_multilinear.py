@@ -45,7 +45,7 @@ def test_probabilities_add_up_to_the_budget(logits_N, num_selected):
     assert float(p_N.sum()) == pytest.approx(num_selected, abs=1e-9 * max(1, num_selected))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples, deadline=None)
 @given(data=st.data(), num_samples=st.integers(2, 30))
 def test_probabilities_add_up_to_the_budget_and_rise_with_the_logits(data, num_samples):
     logits_N = torch.tensor(data.draw(st.lists(st.floats(-1e4, 1e4), min_size=num_samples, max_size=num_samples)))

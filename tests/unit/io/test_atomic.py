@@ -12,6 +12,7 @@ import pytest
 
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.io.atomic import atomic_path, local_path
+from tests.support.faults import without_root_powers
 
 
 def _names(folder: Path) -> list[str]:
@@ -142,10 +143,13 @@ def test_a_path_through_a_file_is_an_error(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every folder")
 def test_a_folder_without_permission_is_noticed_before_the_body_runs(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(DataFileError, match="choose a folder that you may write to"), atomic_path(tmp_path / "mask"):
+    with (
+        without_root_powers(),
+        pytest.raises(DataFileError, match="choose a folder that you may write to"),
+        atomic_path(tmp_path / "mask"),
+    ):
         pytest.fail("the body must not run")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datamask_pl.errors import BadRowError, BudgetError, ConfigError
@@ -17,7 +17,6 @@ WEIGHTS = [0.0, 0.3, 1.0]
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.data())
-@settings(max_examples=100, deadline=None)
 def test_batches_deal_every_sample_once_and_spend_the_budget(num_samples, batch_size, data):
     num_selected = data.draw(st.integers(1, num_samples))
     batches = list(random_batches(num_samples, num_selected, batch_size, generator(0)))
