@@ -15,9 +15,9 @@ from torch import Tensor
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.functional.budget import budget, share_of
 from datamask_pl.functional.initialization import quality_logits
+from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.functional.swaps.pooled import top_k_mask
 from datamask_pl.learner.loop import learn_block
 from datamask_pl.learner.step import rollout_update
 from datamask_pl.objectives.ground_set import GroundSet

@@ -24,10 +24,10 @@ from common import Kind, evaluate, load_dictionary
 from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.rollouts.plackett_luce import draw_group
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.functional.swaps.pooled import top_k_mask
 from datamask_pl.learner import step as step_module
 from datamask_pl.learner.solve import round_logits
 from datamask_pl.learner.step import multilinear_update, rollout_update

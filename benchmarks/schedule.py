@@ -25,8 +25,8 @@ from common import load_dictionary
 from torch import Tensor
 
 from datamask_pl.functional.budget import budget
+from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.schedule import Schedule, default_schedule
-from datamask_pl.functional.swaps.pooled import top_k_mask
 from datamask_pl.learner.loop import learn_block
 from datamask_pl.learner.solve import draw_uniform_masks
 from datamask_pl.objectives.ground_set import GroundSet

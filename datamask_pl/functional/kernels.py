@@ -63,6 +63,48 @@ def smallest(keys_N: Tensor, num_selected: int) -> Tensor:
     return torch.from_numpy(chosen[np.argsort(keys[chosen])])
 
 
+def first_largest(values_N: Tensor, count: int) -> Tensor:
+    """Positions of the largest values, largest first, equal ones as they come: as a stable sort, without sorting all.
+
+    Args:
+        values_N: float (N,), finite.
+        count: how many, all if there are fewer.
+
+    Returns:
+        int64 (at most `count`,).
+
+    Example:
+        >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 3)
+        tensor([1, 3, 2])
+    """
+    if values_N.numel() <= count:
+        return values_N.argsort(descending=True, stable=True)
+    threshold = values_N.kthvalue(values_N.numel() - count + 1).values
+    candidates = (values_N >= threshold).nonzero().squeeze(1)
+    return candidates[values_N[candidates].argsort(descending=True, stable=True)[:count]]
+
+
+def top_k_mask(logits_N: Tensor, num_selected: int) -> Tensor:
+    """The samples with the largest logits; equal logits are taken in row order, on every device.
+
+    Args:
+        logits_N: float (N,), finite.
+        num_selected: the budget, in [1, N].
+
+    Returns:
+        bool (N,) with exactly `num_selected` True.
+
+    Example:
+        >>> top_k_mask(torch.tensor([1.0, 3.0, 1.0, 1.0]), 2)
+        tensor([ True,  True, False, False])
+    """
+    threshold = logits_N.kthvalue(logits_N.numel() - num_selected + 1).values
+    mask_N = logits_N > threshold
+    ties = (logits_N == threshold).nonzero().squeeze(1)
+    mask_N[ties[: num_selected - int(mask_N.sum())]] = True
+    return mask_N
+
+
 def positions(is_wanted_N: Tensor) -> Tensor:
     """Positions of the True ones, in order.
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from datamask_pl.data.types import BlockResult, Values, group_budgets_of
 from datamask_pl.functional.rollouts import constrained, plackett_luce
-from datamask_pl.functional.swaps.constrained import polish_within
-from datamask_pl.functional.swaps.coverage import CandidateCoverage, polish_covered
-from datamask_pl.functional.swaps.pooled import MAX_ENUMERATED_SAMPLES, Interactions, polish
+from datamask_pl.functional.swaps.coverage import CandidateCoverage
+from datamask_pl.functional.swaps.polish import polish
+from datamask_pl.functional.swaps.pooled import Interactions
 from datamask_pl.functional.threads import give_back_memory
 from datamask_pl.learner.state import BlockState
 from datamask_pl.objectives.ground_set import GroundSet
@@ -79,14 +79,14 @@ def round_logits(
     is_polished: bool,
     best_rollout_N: Tensor | None,
 ) -> Tensor:
-    """The mask of a block: the better of top-k and the best rollout, then exchanges that raise the objective.
+    """The mask of a block: the better of top-k and the best rollout, then swaps that raise the objective.
 
     Args:
         logits_N: float (N,).
         objective: what is maximised.
         ground: the whole block. Collective over its ranks.
         scales: float64 (number of terms,).
-        is_polished: whether to exchange.
+        is_polished: whether to swap.
         best_rollout_N: bool (N,), the best mask of the whole block that was drawn, if any.
 
     Returns:
@@ -107,29 +107,24 @@ def round_logits(
     best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
     if not is_polished:
         return best_N
-    constraint = ground.constraint
-    if objective.has_coverage and ground.num_samples > MAX_ENUMERATED_SAMPLES:
 
-        def coverage(masked_N: Tensor, rows_P: Tensor) -> CandidateCoverage:
-            return objective.coverage(masked_N, rows_P, ground, scales)
-
-        best_N, _ = polish_covered(best_N, values=values, gains=gains, coverage=coverage, constraint=constraint)
-        if constraint is None or not constraint.has_costs:
-            return best_N
-    if constraint is not None:
-        return polish_within(best_N, constraint, values=values, gains=gains, features=ground.centered)[0]
+    def covered(masked_N: Tensor, rows_P: Tensor) -> CandidateCoverage:
+        return objective.coverage(masked_N, rows_P, ground, scales)
 
     def interactions(rows_P: Tensor) -> Interactions:
         pool = ground.part(rows_P)
         return lambda places, others: objective.interactions(places, others, pool, scales)
 
-    return polish(
+    polished_N, _ = polish(
         best_N,
         values=values,
         gains=gains,
         features=ground.centered,
         interactions=interactions if objective.has_interactions else None,
-    )[0]
+        covered=covered if objective.has_coverage else None,
+        constraint=ground.constraint,
+    )
+    return polished_N
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
@@ -156,7 +151,7 @@ def solve(
         state: of the block.
         logits_N: float32 (N,), after the last step.
         objective: what is maximised.
-        is_polished: whether samples near the threshold are exchanged.
+        is_polished: whether samples near the threshold are swapped.
         seed: of the random mask.
     """
     ground, scales = state.ground, state.scales

@@ -18,9 +18,8 @@ from datamask_pl.functional import multilinear
 from datamask_pl.functional.constraint import Constraint
 from datamask_pl.functional.device import move, multiplies_bfloat16
 from datamask_pl.functional.exact_sum import round_to_grid
-from datamask_pl.functional.kernels import take_rows
+from datamask_pl.functional.kernels import take_rows, top_k_mask
 from datamask_pl.functional.neighbors import duplicates
-from datamask_pl.functional.swaps.pooled import top_k_mask
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ import torch
 from datamask_pl.data.loader import draw_rows
 from datamask_pl.data.scaling import ConstantQualityWarning, MergedQualityWarning
 from datamask_pl.functional.budget import budget
+from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.multilinear import ascent_direction, inclusion_probabilities, solve_threshold
-from datamask_pl.functional.swaps.pooled import top_k_mask
 from datamask_pl.learner.policy import LogitAscent, MaskPolicy
 from tests.support.fits import ESTIMATORS, fit, manifest, parts, run_folder
 from tests.support.shards import make_table, write

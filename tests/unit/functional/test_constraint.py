@@ -13,7 +13,7 @@ from datamask_pl.functional import constraint as constraint_module
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.budget import BudgetRule, Totals, apportion, budget, part_budgets
 from datamask_pl.functional.constraint import Constraint, Holdings
-from datamask_pl.functional.swaps.pooled import top_k_mask
+from datamask_pl.functional.kernels import top_k_mask
 from tests.support import constraints, oracles
 
 RATIOS = st.integers(1, 100).map(lambda number: number / 100)

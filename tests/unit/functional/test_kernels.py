@@ -4,6 +4,7 @@ import torch
 
 from datamask_pl.functional import kernels
 from datamask_pl.functional.kernels import (
+    first_largest,
     highest_above_zero,
     kth_largest,
     multiply_bfloat16,
@@ -14,8 +15,10 @@ from datamask_pl.functional.kernels import (
     smallest,
     stable_order,
     take_rows,
+    top_k_mask,
     unpack_bits,
 )
+from tests.support import oracles
 from tests.support.pretended_accelerator import pretend
 
 ANYWHERE = pytest.mark.parametrize("where", [lambda tensor: tensor, pretend], ids=["cpu", "pretended"])
@@ -158,3 +161,40 @@ def test_equal_labels_stay_in_order(num_labels, where):
     labels[labels == 2] = num_labels - 1
     expected = sorted(range(200), key=labels.__getitem__)
     assert stable_order(where(torch.tensor(labels)), num_labels).tolist() == expected
+
+
+@pytest.mark.parametrize("num_selected", [1, 2, 50, 99, 100])
+@pytest.mark.parametrize("num_levels", [1, 2, 7, 1000])
+def test_top_k_is_a_stable_sort_cut_at_the_budget(num_selected, num_levels):
+    """torch #127196: ties in topk differ between devices."""
+    logits_N = np.random.default_rng(num_levels).integers(0, num_levels, size=100).astype(np.float32)
+    expected_N = oracles.mask_of(list(np.argsort(-logits_N, kind="stable")[:num_selected]), 100)
+    mask_N = top_k_mask(torch.tensor(logits_N), num_selected)
+    assert mask_N.dtype == torch.bool
+    np.testing.assert_array_equal(mask_N, expected_N)
+
+
+def test_minus_zero_ties_with_zero():
+    logits_N = torch.tensor([-1.0, -0.0, 0.0, -0.0, 0.0])
+    assert top_k_mask(logits_N, 2).tolist() == [False, True, True, False, False]
+    assert top_k_mask(-logits_N, 2).tolist() == [True, True, False, False, False]
+
+
+def test_a_million_equal_logits_keep_the_first_rows():
+    mask_N = top_k_mask(torch.zeros(1_000_000), 300_000)
+    assert bool(mask_N[:300_000].all())
+    assert not mask_N[300_000:].any()
+
+
+def test_top_k_leaves_the_logits_alone_and_handles_extremes():
+    logits_N = torch.tensor([3e38, -3e38, 1e-45, 0.0])
+    assert top_k_mask(logits_N, 2).tolist() == [True, False, True, False]
+    assert logits_N.tolist()[3] == 0.0
+
+
+@pytest.mark.parametrize("num_levels", [2, 9, 10_000])
+@pytest.mark.parametrize("count", [1, 7, 299, 300, 400])
+def test_the_first_largest_are_those_of_a_stable_sort(count, num_levels):
+    values_N = np.random.default_rng(0).integers(0, num_levels, size=300).astype(float)
+    expected = np.argsort(-values_N, kind="stable")[:count]
+    assert first_largest(torch.tensor(values_N), count).tolist() == expected.tolist()

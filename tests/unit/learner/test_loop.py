@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from datamask_pl.evidence.run import find_mask, ground_set, open_run, read_block
-from datamask_pl.functional.swaps.pooled import top_k_mask
+from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.learner.loop import learn_block
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective

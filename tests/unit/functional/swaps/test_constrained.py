@@ -5,33 +5,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint, Holdings
-from datamask_pl.functional.swaps import constrained, pooled
-from datamask_pl.functional.swaps.constrained import polish_within
-from tests.support import constraints, exchanges, oracles, problems
-
-
-class Solver(exchanges.Solver):
-    """A random block under a constraint."""
-
-    def __init__(self, constraint, kind, *, seed=0, quality_weight=0.3):
-        num_samples = constraint.num_samples
-        self.features_ND = problems.unit_rows(num_samples, 3, seed)
-        self.quality_N = problems.qualities(num_samples, seed)
-        self.kind, self.quality_weight, self.constraint = kind, quality_weight, constraint
-        super().__init__(
-            self.features_ND, constraint.typical_size, kind=kind, quality_weight=quality_weight,
-            quality_N=self.quality_N, constraint=constraint,
-        )  # fmt: skip
-
-    def oracle(self, mask_N):
-        value = oracles.objective(
-            self.kind, self.features_ND, self.quality_N, num_selected=int(mask_N.sum()),
-            quality_weight=self.quality_weight,
-        )  # fmt: skip
-        return value(mask_N)
-
-    def polish(self, start_N, **options):
-        return polish_within(start_N, self.constraint, values=self.values, gains=self.gains, **options)
+from datamask_pl.functional.swaps import constrained, search
+from datamask_pl.functional.swaps.polish import polish
+from tests.support import constraints, problems
 
 
 def sums_of(worth_N):
@@ -47,62 +23,15 @@ def means_of(quality_N):
     }
 
 
+def swaps_of(constraint):
+    """Without gains and features, which a test of what follows from them does not need."""
+    return constrained.ConstrainedSwaps(constraint, gains=None, features=None)
+
+
 def is_full(constraint, mask_N):
     """True if no other sample may be added."""
     more_RN = mask_N.repeat(len(mask_N), 1) | torch.eye(len(mask_N), dtype=torch.bool)
     return not any(constraint.allows(more_N) for more_N in more_RN[~mask_N])
-
-
-@pytest.mark.parametrize("kind", constraints.KINDS)
-@pytest.mark.parametrize("diversity", ["facility_location", "pairwise", "disf"])
-def test_a_small_block_is_solved_by_trying_all(kind, diversity):
-    for seed in range(2):
-        solver = Solver(constraints.make(kind, 8, seed=seed), diversity, seed=seed)
-        mask_N, value = solver.polish(solver.ground.top_k(torch.zeros(8)))
-        allowed = [mask_N for mask_N in constraints.allowed_masks(solver.constraint) if mask_N.any()]
-        best = max(solver.oracle(mask_N) for mask_N in allowed if is_full(solver.constraint, torch.tensor(mask_N)))
-        assert solver.constraint.allows(mask_N)
-        assert value == pytest.approx(best, abs=1e-9)
-        assert value == pytest.approx(solver.oracle(mask_N.numpy()), abs=1e-9)
-
-
-@pytest.mark.parametrize("kind", constraints.KINDS)
-@pytest.mark.parametrize("has_features", [True, False])
-def test_exchanges_keep_the_constraint_and_never_lose(kind, has_features):
-    num_improved = 0
-    for seed in range(4):
-        solver = Solver(constraints.make(kind, 30, seed=seed), "disf", seed=seed)
-        start_N = solver.ground.top_k(torch.randn(30, generator=torch.Generator().manual_seed(seed)))
-        before_N = start_N.clone()
-        features = solver.ground.centered if has_features else None
-        mask_N, value = solver.polish(start_N, features=features)
-        assert torch.equal(start_N, before_N)
-        assert solver.constraint.allows(mask_N)
-        assert value == pytest.approx(solver.oracle(mask_N.numpy()), abs=1e-9)
-        assert value >= solver.oracle(start_N.numpy()) - 1e-12
-        num_improved += value > solver.oracle(start_N.numpy()) + 1e-9
-    assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
-
-
-@pytest.mark.parametrize("kind", constraints.KINDS)
-def test_at_the_end_no_single_exchange_is_better(monkeypatch, kind):
-    monkeypatch.setattr(constrained, "MAX_ENUMERATED_SAMPLES", 0)
-    monkeypatch.setattr(pooled, "NUM_SINGLES", 24)
-    for seed in range(4):
-        solver = Solver(constraints.make(kind, 14, seed=seed), "disf", seed=seed)
-        mask_N, value = solver.polish(solver.ground.top_k(torch.zeros(14)))
-        for added in (~mask_N).nonzero().squeeze(1).tolist():
-            for removed in mask_N.nonzero().squeeze(1).tolist():
-                trial_N = mask_N.clone()
-                trial_N[added], trial_N[removed] = True, False
-                if solver.constraint.allows(trial_N) and is_full(solver.constraint, trial_N):
-                    assert solver.oracle(trial_N.numpy()) <= value + 1e-12
-
-
-def test_up_to_twelve_free_samples_all_are_tried_and_gains_not_asked_for():
-    solver = Solver(constraints.make("groups", 12), "disf")
-    mask_N = solver.ground.top_k(torch.zeros(12))
-    polish_within(mask_N, solver.constraint, values=solver.values, gains=lambda mask_N: pytest.fail("not needed"))
 
 
 class Looked(Exception):  # noqa: N818
@@ -119,9 +48,9 @@ def candidates_of(monkeypatch, mask_N, constraint, gain_N, features=None):
 
     monkeypatch.setattr(constrained, "match", match)
     with pytest.raises(Looked):
-        polish_within(
-            mask_N, constraint, values=lambda masks_RN: torch.zeros(len(masks_RN)), gains=lambda mask_N: gain_N,
-            features=features,
+        polish(
+            mask_N, values=lambda masks_RN: torch.zeros(len(masks_RN)), gains=lambda mask_N: gain_N,
+            features=features, constraint=constraint,
         )  # fmt: skip
     return seen
 
@@ -158,7 +87,7 @@ def test_candidates_are_those_worth_most_beyond_what_their_cost_brings_at_the_ma
     added, removed = candidates_of(monkeypatch, mask_N, constraint, gain_N)
     assert added == [row for row in best_first if not mask_N[row]]
     assert removed == [row for row in best_first[::-1] if mask_N[row]]
-    np.testing.assert_allclose(constrained.worth_beyond_cost(gain_N, constraint)[free], worth, atol=1e-12)
+    np.testing.assert_allclose(constrained.net_gains(gain_N, constraint)[free], worth, atol=1e-12)
 
 
 def test_a_group_without_free_samples_and_one_that_is_kept_whole_have_a_worth():
@@ -168,7 +97,7 @@ def test_a_group_without_free_samples_and_one_that_is_kept_whole_have_a_worth():
         fate_N=torch.tensor([0, 0, 0, 1, 1, 0]).to(torch.int8),
     )  # fmt: skip
     constraint = Constraint(holdings, BudgetRule(0.5, {"whole": 1.0, "forced": 1.0, "none": 0.0}))
-    worth_N = constrained.worth_beyond_cost(torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 7.0]).double(), constraint)
+    worth_N = constrained.net_gains(torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 7.0]).double(), constraint)
     assert worth_N.tolist() == [2.0, 0.0, 1.0, 5.0, 6.0, 0.0]
 
 
@@ -197,7 +126,7 @@ def test_where_every_sample_lowers_the_mean_few_expensive_ones_spend_the_budget(
     constraint = Constraint(Holdings.of(num_samples, cost_N=cost_N), BudgetRule(0.1))
 
     scores = {"cheapest": -cost_N, "best": quality_N, "random": torch.rand(num_samples, generator=generator)}
-    mask_N, value = polish_within(constraint.fill(scores[start]), constraint, **means_of(quality_N))
+    mask_N, value = polish(constraint.fill(scores[start]), constraint=constraint, **means_of(quality_N))
     assert constraint.allows(mask_N)
     assert value == pytest.approx(float(quality_N[mask_N].mean()))
     assert value > 0.98 * relaxed_bound(quality_N.tolist(), cost_N.tolist(), float(constraint.room_G[0]))
@@ -207,7 +136,7 @@ def test_forced_samples_stay_whatever_they_are_worth():
     constraint = constraints.make("forced and costs", 60)
     mask_N = constraint.fill(torch.zeros(60))
     quality_N = torch.randn(60, generator=torch.Generator().manual_seed(0)).double() * 9**constraint.holdings.fate_N
-    polished_N, value = polish_within(mask_N, constraint, **sums_of(quality_N))
+    polished_N, value = polish(mask_N, constraint=constraint, **sums_of(quality_N))
     assert constraint.allows(polished_N)
     assert value > float(quality_N[mask_N].sum())
 
@@ -229,7 +158,7 @@ def test_a_match_uses_what_is_left_of_the_budget_to_the_last_and_promises_someth
         constraint = Constraint(Holdings.of(4, cost_N=torch.tensor(cost_N)), BudgetRule(0.9))
         room_G, gain_N = torch.tensor([room]).double(), torch.tensor(gain_N).double()
         added, removed = torch.tensor([0, 1]), torch.tensor([2, 3])
-        return constrained.match(added, removed, constraint, worth_N=gain_N, room_G=room_G).tolist()
+        return constrained.match(added, removed, constraint, net_gain_N=gain_N, room_G=room_G).tolist()
 
     assert match([1.0, 4.0, 1.0, 2.0], [5.0, 4.0, 0.0, 1.0], 2.0) == [[0, 2], [1, 3]]
     assert match([1.0, 4.0, 1.0, 2.0], [5.0, 4.0, 0.0, 1.0], 1.0) == [[0, 2]]
@@ -247,8 +176,8 @@ def test_what_is_worth_less_than_its_cost_goes_all_of_it_then_the_worse_half_and
             constraint.fill(torch.tensor(rng.normal(size=30))),
             torch.tensor(rng.integers(-4, 5, size=30) / 8),
         )
-        now = constrained._Round.of(mask_N, constraint, gain_N)
-        worth = now.worth_N.tolist()
+        net_gain_N = constrained.net_gains(gain_N, constraint)
+        worth = net_gain_N.tolist()
         free = [row for row in range(30) if mask_N[row] and int(constraint.holdings.fate_N[row]) == 0]
         goes = sorted((row for row in free if worth[row] < 0), key=lambda row: worth[row])
         assert 0 < len(goes) < len(free)
@@ -256,7 +185,7 @@ def test_what_is_worth_less_than_its_cost_goes_all_of_it_then_the_worse_half_and
         while count:
             expected.append(sorted(goes[:count]))
             count //= 2
-        trials_RN = constrained._moved(now)
+        trials_RN = swaps_of(constraint)._moved(mask_N, net_gain_N)
         assert [(mask_N & ~trial_N).nonzero().squeeze(1).tolist() for trial_N in trials_RN] == expected
         assert not (trials_RN & ~mask_N).any()
 
@@ -270,7 +199,7 @@ def test_a_trial_is_completed_by_what_still_fits(kind):
     )
     trials_RN &= torch.rand(2, 16, generator=torch.Generator().manual_seed(4)) < 0.7
     trials_RN |= constraint.kept()
-    completed_RN = constrained._Round.of(trials_RN[0], constraint, gain_N).completed(trials_RN.clone())
+    completed_RN = swaps_of(constraint)._completed(trials_RN.clone(), gain_N)
     for trial_N, completed_N in zip(trials_RN, completed_RN, strict=True):
         assert torch.equal(completed_N & trial_N, trial_N)
         assert constraint.allows(completed_N)
@@ -279,12 +208,11 @@ def test_a_trial_is_completed_by_what_still_fits(kind):
 
 @pytest.mark.parametrize("kind", constraints.KINDS)
 def test_singles_are_all_exchanges_within_a_group_that_the_budget_allows(monkeypatch, kind):
-    monkeypatch.setattr(pooled, "NUM_SINGLES", 20)
-    monkeypatch.setattr(pooled, "NUM_CANDIDATES", 20)
+    monkeypatch.setattr(search, "NUM_SINGLES", 20)
+    monkeypatch.setattr(search, "NUM_CANDIDATES", 20)
     constraint = constraints.make(kind, 14)
     mask_N = constraint.fill(torch.zeros(14))
-    now = constrained._Round.of(mask_N, constraint, torch.zeros(14).double())
-    found = {tuple(trial_N.tolist()) for trial_N in constrained._singles(now)}
+    found = {tuple(trial_N.tolist()) for trial_N in swaps_of(constraint)._singles(mask_N, torch.zeros(14).double())}
     expected, group_N = set(), constraint.holdings.group_N
     for added in (~mask_N).nonzero().squeeze(1).tolist():
         for removed in mask_N.nonzero().squeeze(1).tolist():
@@ -293,40 +221,6 @@ def test_singles_are_all_exchanges_within_a_group_that_the_budget_allows(monkeyp
             if group_N[added] == group_N[removed] and constraint.allows(trial_N):
                 expected.add(tuple(trial_N.tolist()))
     assert found == expected
-
-
-@pytest.mark.parametrize("num_samples", [8, 20])
-def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
-    constraint = constraints.make("groups", num_samples)
-    start_N = constraint.fill(torch.zeros(num_samples))
-    source = torch.Generator().manual_seed(0)
-    mask_N, value = polish_within(
-        start_N,
-        constraint,
-        values=lambda masks_RN: torch.zeros(len(masks_RN)),
-        gains=lambda mask_N: torch.randn(20, generator=source).double(),
-    )
-    assert torch.equal(mask_N, start_N)
-    assert value == 0.0
-
-
-@pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
-@pytest.mark.parametrize("diversity", ["facility_location", "pairwise"])
-def test_nothing_that_fits_is_left_out(kind, diversity):
-    for seed in range(3):
-        solver = Solver(constraints.make(kind, 24, seed=seed), diversity)
-        mask_N, _ = solver.polish(solver.ground.top_k(torch.zeros(24)), features=solver.ground.centered)
-        assert is_full(solver.constraint, mask_N)
-
-
-def test_any_proxy_of_the_gains_is_safe(monkeypatch):
-    monkeypatch.setattr(constrained, "MAX_ENUMERATED_SAMPLES", 0)
-    solver = Solver(constraints.make("groups and costs", 16), "disf")
-    start_N = solver.ground.top_k(torch.zeros(16))
-    for proxy in (lambda mask_N: torch.zeros(16, dtype=torch.float64), lambda mask_N: -solver.gains(mask_N)):
-        mask_N, value = polish_within(start_N, solver.constraint, values=solver.values, gains=proxy)
-        assert solver.constraint.allows(mask_N)
-        assert value >= solver.oracle(start_N.numpy()) - 1e-12
 
 
 @pytest.mark.parametrize("kind", ["groups", "costs", "groups and costs"])
@@ -340,7 +234,7 @@ def test_matched_pairs_are_those_of_plain_loops_and_may_be_exchanged_from_the_fi
         added = (~mask_N).nonzero().squeeze(1)
         added = added[worth_N[added].argsort(descending=True)]
         removed, room_G = mask_N.nonzero().squeeze(1), constraint.room_left(mask_N)
-        pairs = constrained.match(added, removed, constraint, worth_N=worth_N, room_G=room_G).tolist()
+        pairs = constrained.match(added, removed, constraint, net_gain_N=worth_N, room_G=room_G).tolist()
         expected, left, waiting = [], room_G.tolist(), removed.tolist()
         for one in added.tolist():
             may_go = [
@@ -365,10 +259,10 @@ def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one(kind):
     constraint = constraints.make(kind, 60)
     rng = np.random.default_rng(0)
     mask_N = constraint.fill(torch.tensor(rng.normal(size=60)))
-    now = constrained._Round.of(mask_N, constraint, torch.tensor(rng.normal(size=60)))
-    added, removed = constrained.candidates(mask_N, constraint, now.worth_N, 60)
+    net_gain_N = constrained.net_gains(torch.tensor(rng.normal(size=60)), constraint)
+    added, removed = constrained.candidates(mask_N, constraint, net_gain_N, 60)
     room_G = constraint.room_left(mask_N)
-    pairs = constrained.match(added, removed, constraint, worth_N=now.worth_N, room_G=room_G).tolist()
+    pairs = constrained.match(added, removed, constraint, net_gain_N=net_gain_N, room_G=room_G).tolist()
     expected, count = [], len(pairs)
     while count:
         trial_N = mask_N.clone()
@@ -377,7 +271,7 @@ def test_all_pairs_are_tried_together_then_half_of_them_and_at_last_one(kind):
         expected.append(trial_N.tolist())
         count //= 2
     assert len(expected) >= 3
-    assert constrained._paired(now, None).tolist() == expected
+    assert swaps_of(constraint)._paired(mask_N, net_gain_N).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["costs", "groups and costs", "forced and costs"])
@@ -394,7 +288,7 @@ def test_a_start_keeps_what_it_has_and_takes_what_still_fits_by_gain_per_cost(ki
             more_N[row] = True
             if constraint.allows(more_N):
                 expected_N = more_N
-        mask_N, value = polish_within(start_N, constraint, **sums_of(gain_N), max_rounds=0)
+        mask_N, value = polish(start_N, constraint=constraint, **sums_of(gain_N), max_rounds=0)
         assert torch.equal(mask_N, expected_N)
         assert value == pytest.approx(float(gain_N[expected_N].sum()))
 
@@ -408,7 +302,7 @@ def test_where_samples_have_a_worth_of_their_own_every_group_ends_with_its_best(
         for group, room in enumerate(constraint.room_G.tolist()):
             members = [row for row in range(60) if holdings.group_N[row] == group and holdings.fate_N[row] == 0]
             expected_N[sorted(members, key=lambda row: -float(worth_N[row]))[: int(room)]] = True
-        mask_N, _ = polish_within(constraint.fill(-worth_N), constraint, **sums_of(worth_N))
+        mask_N, _ = polish(constraint.fill(-worth_N), constraint=constraint, **sums_of(worth_N))
         assert torch.equal(mask_N, expected_N)
 
 
@@ -419,7 +313,7 @@ def test_a_start_with_room_left_is_filled_even_where_that_lowers_the_objective(n
         constraint = constraints.make("costs", num_samples, seed=seed)
         quality_N = torch.tensor(problems.qualities(num_samples, seed))
         start_N = torch.arange(num_samples) == int(quality_N.argmax())
-        mask_N, value = polish_within(start_N, constraint, **means_of(quality_N))
+        mask_N, value = polish(start_N, constraint=constraint, **means_of(quality_N))
         assert is_full(constraint, mask_N)
         assert constraint.allows(mask_N)
         assert value == pytest.approx(float(quality_N[mask_N].mean()))
@@ -445,6 +339,6 @@ def test_of_a_large_block_with_few_free_samples_a_few_masks_at_once_are_tried():
     constraint = Constraint(Holdings.of(num_samples, fate_N=fate_N), BudgetRule(0.5005))
     quality_N = torch.arange(num_samples).double()
     with LargestResult() as largest:
-        mask_N, _ = polish_within(constraint.fill(-quality_N), constraint, **sums_of(quality_N))
+        mask_N, _ = polish(constraint.fill(-quality_N), constraint=constraint, **sums_of(quality_N))
     assert (mask_N & (fate_N == 0)).nonzero().squeeze(1).tolist() == [5000, 6000, 7000, 8000, 9000]
     assert largest.num_numbers <= 16 * num_samples

@@ -1,5 +1,6 @@
 """Exchanges of candidates whose coverage is known, against sets tried one by one."""
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,43 +13,44 @@ from hypothesis import strategies as st
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.swaps import coverage
-from datamask_pl.functional.swaps.coverage import CandidateCoverage, Kinds, exchange_covered, polish_covered
+from datamask_pl.functional.swaps.coverage import CandidateCoverage, Kinds, propose_by_coverage, swap_covered
+from datamask_pl.functional.swaps.search import swap_search
 from tests.support import constraints
 
 
 class Problem(NamedTuple):
-    worth_VP: np.ndarray
-    alone_P: np.ndarray
+    gain_VP: np.ndarray
+    own_gain_P: np.ndarray
     is_kept_P: np.ndarray
 
     def value(self, is_kept_P):
         """By the definition: every sample is worth what its best kept candidate gives."""
-        best_V = np.where(is_kept_P, self.worth_VP, 0.0).max(1, initial=0.0)
-        return best_V.sum() + self.alone_P[is_kept_P].sum()
+        best_V = np.where(is_kept_P, self.gain_VP, 0.0).max(1, initial=0.0)
+        return best_V.sum() + self.own_gain_P[is_kept_P].sum()
 
     def coverage(self):
         entries = [
-            (v, p, worth_P[p])
-            for v, worth_P in enumerate(self.worth_VP)
-            for p in np.argsort(-worth_P, kind="stable")
-            if worth_P[p] > 0
+            (v, p, gain_P[p])
+            for v, gain_P in enumerate(self.gain_VP)
+            for p in np.argsort(-gain_P, kind="stable")
+            if gain_P[p] > 0
         ]
-        sample_E, candidate_E, worth_E = zip(*entries, strict=True) if entries else ([], [], [])
+        sample_E, candidate_E, gain_E = zip(*entries, strict=True) if entries else ([], [], [])
         number_E = 1000 - np.array(sample_E, dtype=np.int64)  # any numbers will do
-        return CandidateCoverage(number_E, np.array(candidate_E, np.int64), np.array(worth_E, float), self.alone_P)
+        return CandidateCoverage(number_E, np.array(candidate_E, np.int64), np.array(gain_E, float), self.own_gain_P)
 
 
 def problem(seed, *, density=0.5, num_levels=None, num_samples=25, num_candidates=12):
     rng = np.random.default_rng(seed)
-    worth_VP = rng.uniform(size=(num_samples, num_candidates)) * (
+    gain_VP = rng.uniform(size=(num_samples, num_candidates)) * (
         rng.uniform(size=(num_samples, num_candidates)) < density
     )
-    alone_P = rng.normal(size=num_candidates)
+    own_gain_P = rng.normal(size=num_candidates)
     if num_levels is not None:
-        worth_VP, alone_P = np.ceil(worth_VP * num_levels) / num_levels, np.round(alone_P * num_levels) / num_levels
+        gain_VP, own_gain_P = np.ceil(gain_VP * num_levels) / num_levels, np.round(own_gain_P * num_levels) / num_levels
     is_kept_P = np.zeros(num_candidates, dtype=bool)
     is_kept_P[rng.permutation(num_candidates)[: rng.integers(0, num_candidates + 1)]] = True
-    return Problem(worth_VP, alone_P, is_kept_P)
+    return Problem(gain_VP, own_gain_P, is_kept_P)
 
 
 def exchanges(is_kept_P):
@@ -65,8 +67,8 @@ def exchanges(is_kept_P):
 )
 def test_it_ends_where_no_exchange_is_better_and_no_round_makes_it_worse(seed, density, num_levels):
     given_problem = problem(seed, density=density, num_levels=num_levels)
-    masks = [exchange_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=r) for r in range(4)]
-    masks.append(exchange_covered(given_problem.is_kept_P, given_problem.coverage()))
+    masks = [swap_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=r) for r in range(4)]
+    masks.append(swap_covered(given_problem.is_kept_P, given_problem.coverage()))
     assert np.array_equal(masks[0], given_problem.is_kept_P)
     values = [given_problem.value(mask_P) for mask_P in masks]
     assert all(after >= before for before, after in pairwise(values))
@@ -79,7 +81,7 @@ def test_it_ends_where_no_exchange_is_better_and_no_round_makes_it_worse(seed, d
 def test_candidates_are_exchanged_within_their_group_alone(seed):
     given_problem = problem(seed)
     group_P = np.random.default_rng(seed).integers(0, 3, size=12)
-    mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), kinds=Kinds(group_P, np.ones(12)))
+    mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage(), kinds=Kinds(group_P, np.ones(12)))
     for group in range(3):
         assert mask_P[group_P == group].sum() == given_problem.is_kept_P[group_P == group].sum()
     for other_P, added, removed in exchanges(mask_P):
@@ -93,7 +95,7 @@ def test_no_candidate_comes_in_for_a_cheaper_one(seed):
     given_problem = problem(seed)
     cost_P = np.random.default_rng(seed).integers(1, 5, size=12).astype(float)
     kinds = Kinds(np.zeros(12, dtype=np.int64), cost_P)
-    mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), kinds=kinds)
+    mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage(), kinds=kinds)
     assert (np.sort(cost_P[mask_P]) <= np.sort(cost_P[given_problem.is_kept_P])).all()
     assert given_problem.value(mask_P) >= given_problem.value(given_problem.is_kept_P)
 
@@ -102,9 +104,9 @@ def test_no_candidate_comes_in_for_a_cheaper_one(seed):
 def test_the_unit_of_the_worth_decides_nothing(unit):
     for seed in range(10):
         one = problem(seed)
-        other = one._replace(worth_VP=one.worth_VP * unit, alone_P=one.alone_P * unit)
-        expected_P = exchange_covered(one.is_kept_P, one.coverage())
-        assert np.array_equal(exchange_covered(other.is_kept_P, other.coverage()), expected_P)
+        other = one._replace(gain_VP=one.gain_VP * unit, own_gain_P=one.own_gain_P * unit)
+        expected_P = swap_covered(one.is_kept_P, one.coverage())
+        assert np.array_equal(swap_covered(other.is_kept_P, other.coverage()), expected_P)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -113,8 +115,8 @@ def test_samples_may_have_any_numbers(first):
         given_problem = problem(seed, num_samples=3)
         coverage = given_problem.coverage()  # numbers that fall
         rising = coverage._replace(sample_E=first + coverage.sample_E.max(initial=0) - coverage.sample_E)
-        expected_P = exchange_covered(given_problem.is_kept_P, coverage)
-        assert np.array_equal(exchange_covered(given_problem.is_kept_P, rising), expected_P)
+        expected_P = swap_covered(given_problem.is_kept_P, coverage)
+        assert np.array_equal(swap_covered(given_problem.is_kept_P, rising), expected_P)
 
 
 @pytest.mark.parametrize("num_kept", [1, 11])
@@ -125,16 +127,16 @@ def test_where_one_is_kept_or_left_out_a_round_makes_the_best_of_all_exchanges(n
             [given_problem.is_kept_P, *(other_P for other_P, _, _ in exchanges(given_problem.is_kept_P))],
             key=given_problem.value,
         )
-        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
+        mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
         assert np.array_equal(mask_P, best_P)
 
 
 def test_of_equal_exchanges_that_exclude_one_another_the_first_candidates_is_made():
     for seed in range(5):
-        worth_P = np.append(np.random.default_rng(seed).integers(1, 4, size=200), 0.5)
-        given_problem = Problem(worth_P[None], np.zeros(201), np.arange(201) == 200)
-        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
-        assert np.flatnonzero(mask_P).tolist() == [worth_P.argmax()]
+        gain_P = np.append(np.random.default_rng(seed).integers(1, 4, size=200), 0.5)
+        given_problem = Problem(gain_P[None], np.zeros(201), np.arange(201) == 200)
+        mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage())
+        assert np.flatnonzero(mask_P).tolist() == [gain_P.argmax()]
 
 
 @pytest.mark.parametrize("largest", [1.0, 1e9])
@@ -142,59 +144,59 @@ def test_what_promises_a_millionth_of_the_median_loss_or_less_is_not_exchanged(l
     """Nor what promises 1e-13 of the largest number; what is worth a little more is."""
     rounding = max(1e-6, 1e-13 * largest)
     for share, is_made in ((0.5, False), (2.0, True)):
-        alone_P = np.array([1.0 + share * rounding, 1.0, 1.0, 1.0, largest])
-        given_problem = Problem(np.zeros((0, 5)), alone_P, np.arange(5) > 0)
-        mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
+        own_gain_P = np.array([1.0 + share * rounding, 1.0, 1.0, 1.0, largest])
+        given_problem = Problem(np.zeros((0, 5)), own_gain_P, np.arange(5) > 0)
+        mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage())
         assert mask_P[0] == is_made
 
 
 def test_nothing_is_exchanged_where_all_is_worth_nothing_or_there_are_no_candidates():
     nothing = Problem(np.zeros((3, 4)), np.zeros(4), np.arange(4) < 2)
-    assert exchange_covered(nothing.is_kept_P, nothing.coverage(), max_rounds=1).tolist() == [True, True, False, False]
+    assert swap_covered(nothing.is_kept_P, nothing.coverage(), max_rounds=1).tolist() == [True, True, False, False]
     no_one = Problem(np.zeros((3, 0)), np.zeros(0), np.zeros(0, dtype=bool))
-    assert exchange_covered(no_one.is_kept_P, no_one.coverage()).tolist() == []
+    assert swap_covered(no_one.is_kept_P, no_one.coverage()).tolist() == []
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_where_all_or_none_is_kept_nothing_is_exchanged(is_kept):
     given_problem = problem(0)._replace(is_kept_P=np.full(12, is_kept))
-    assert (exchange_covered(given_problem.is_kept_P, given_problem.coverage()) == is_kept).all()
+    assert (swap_covered(given_problem.is_kept_P, given_problem.coverage()) == is_kept).all()
 
 
 def test_many_exchanges_are_made_in_one_round_where_none_touches_another():
     """Each of ten samples is covered by a candidate of its own, kept, and would be better by another."""
-    worth_VP = np.concatenate([0.5 * np.eye(10), np.eye(10)], axis=1)
-    given_problem = Problem(worth_VP, np.zeros(20), np.arange(20) < 10)
-    mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
+    gain_VP = np.concatenate([0.5 * np.eye(10), np.eye(10)], axis=1)
+    given_problem = Problem(gain_VP, np.zeros(20), np.arange(20) < 10)
+    mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage(), max_rounds=1)
     assert np.array_equal(mask_P, np.arange(20) >= 10)
 
 
 def test_exchanges_that_cover_the_same_are_made_in_one_round_only_where_none_covers_more_than_is_covered():
     """A sample that is covered already, by one that stays, excludes nothing; one that both would cover does."""
-    worth_VP = np.concatenate([0.5 * np.eye(10), np.eye(10), np.zeros((10, 1))], axis=1)
-    covered = Problem(np.vstack([worth_VP, np.arange(21) >= 10]), np.zeros(21), np.arange(21) % 20 < 10)
-    mask_P = exchange_covered(covered.is_kept_P, covered.coverage(), max_rounds=1)
+    gain_VP = np.concatenate([0.5 * np.eye(10), np.eye(10), np.zeros((10, 1))], axis=1)
+    covered = Problem(np.vstack([gain_VP, np.arange(21) >= 10]), np.zeros(21), np.arange(21) % 20 < 10)
+    mask_P = swap_covered(covered.is_kept_P, covered.coverage(), max_rounds=1)
     assert np.array_equal(mask_P, np.arange(21) >= 10)
     both = Problem(np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([0.0, 0.0, 0.6, 0.7]), np.arange(4) >= 2)
-    mask_P = exchange_covered(both.is_kept_P, both.coverage(), max_rounds=1)
+    mask_P = swap_covered(both.is_kept_P, both.coverage(), max_rounds=1)
     assert mask_P.tolist() == [True, False, False, True]
 
 
 def test_what_a_candidate_covers_of_what_another_leaves_counts():
     """The new one gains 0.1 alone, less than the old one loses, 1.0, but takes over what that covered."""
-    worth_VP = np.array([[1.0, 0.9, 0.0], [0.0, 0.2, 0.1], [0.0, 0.0, 5.0]])
-    given_problem = Problem(worth_VP, np.zeros(3), np.array([True, False, True]))
-    mask_P = exchange_covered(given_problem.is_kept_P, given_problem.coverage())
+    gain_VP = np.array([[1.0, 0.9, 0.0], [0.0, 0.2, 0.1], [0.0, 0.0, 5.0]])
+    given_problem = Problem(gain_VP, np.zeros(3), np.array([True, False, True]))
+    mask_P = swap_covered(given_problem.is_kept_P, given_problem.coverage())
     assert mask_P.tolist() == [True, False, True]  # 1.0 + 0.1 + 5.0 beats 0.9 + 0.2 + 5.0 by 0.0
-    better = given_problem._replace(worth_VP=worth_VP + np.array([[0, 0, 0], [0, 0.01, 0], [0, 0, 0]]))
-    assert exchange_covered(better.is_kept_P, better.coverage()).tolist() == [False, True, True]
+    better = given_problem._replace(gain_VP=gain_VP + np.array([[0, 0, 0], [0, 0.01, 0], [0, 0, 0]]))
+    assert swap_covered(better.is_kept_P, better.coverage()).tolist() == [False, True, True]
 
 
-# ---- polish_covered --------------------------------------------------------------------------------------------------
+# ---- in a search -----------------------------------------------------------------------------------------------------
 
 
 class Block:
-    """A problem whose samples are its candidates, with what `polish_covered` asks for, and what it asked."""
+    """A problem whose samples are its candidates, with what the search asks for, and what it asked."""
 
     def __init__(self, given_problem):
         self.problem = given_problem
@@ -219,18 +221,21 @@ class Block:
         self.pools.append(rows_P.tolist())
         is_other_N = mask_N.numpy().copy()
         is_other_N[rows_P] = False
-        other_V1 = np.where(is_other_N, self.problem.worth_VP, 0.0).max(1, initial=0.0, keepdims=True)
-        more_VP = np.maximum(self.problem.worth_VP[:, rows_P] - other_V1, 0.0)
-        return Problem(more_VP, self.problem.alone_P[rows_P], mask_N.numpy()[rows_P]).coverage()
+        other_V1 = np.where(is_other_N, self.problem.gain_VP, 0.0).max(1, initial=0.0, keepdims=True)
+        more_VP = np.maximum(self.problem.gain_VP[:, rows_P] - other_V1, 0.0)
+        return Problem(more_VP, self.problem.own_gain_P[rows_P], mask_N.numpy()[rows_P]).coverage()
 
     def polish(self, **options):
-        return polish_covered(self.start_N, values=self.values, gains=self.gains, coverage=self.coverage, **options)
+        constraint = options.pop("constraint", None)
+        propose = partial(propose_by_coverage, gains=self.gains, coverage=self.coverage, constraint=constraint)
+        options = {"least_share_gained": coverage.LEAST_SHARE_GAINED, **options}
+        return swap_search(self.start_N, propose, values=self.values, **options)
 
 
 def modular(*pairs):
     """Samples that are left out, and kept ones, each pair worth so much when it is exchanged."""
-    alone_P = np.array([*pairs, *[0.0] * len(pairs)])
-    return Block(Problem(np.zeros((0, alone_P.size)), alone_P, np.arange(alone_P.size) >= len(pairs)))
+    own_gain_P = np.array([*pairs, *[0.0] * len(pairs)])
+    return Block(Problem(np.zeros((0, own_gain_P.size)), own_gain_P, np.arange(own_gain_P.size) >= len(pairs)))
 
 
 @pytest.mark.parametrize("min_candidates", [3, 1024])
@@ -275,24 +280,6 @@ def test_rounds_end_with_the_first_that_gains_less_than_a_64th_of_what_the_best_
     assert value == 75.75 * unit
 
 
-def test_rounds_are_at_most_so_many_a_hundred_unless_told_otherwise(monkeypatch):
-    monkeypatch.setattr(coverage, "MIN_CANDIDATES", 1)
-    monkeypatch.setattr(coverage, "CANDIDATE_SHARE", 0)
-    assert modular(64.0, 8.0, 2.0).polish(max_rounds=2)[1] == 72.0
-    assert modular(*[1.0] * 120).polish()[1] == 100.0
-
-
-@pytest.mark.parametrize("change", [0.0, -1.0])
-def test_what_is_promised_and_does_not_make_the_value_larger_is_not_kept(change):
-    block = modular(3.0, 2.0)
-    mask_N, value = polish_covered(
-        block.start_N, gains=block.gains, coverage=block.coverage,
-        values=lambda masks_RN: 5.0 + change * (masks_RN != block.start_N).any(1).double(),
-    )  # fmt: skip
-    assert torch.equal(mask_N, block.start_N)
-    assert value == 5.0
-
-
 @pytest.mark.parametrize("kind", ["groups", "forced and groups", "groups and costs"])
 def test_under_a_constraint_no_allowed_exchange_of_equal_cost_or_less_is_better(kind):
     for seed in range(4):
@@ -320,8 +307,8 @@ def test_candidates_of_every_group_are_those_next_to_its_own_threshold(monkeypat
     monkeypatch.setattr(coverage, "CANDIDATE_SHARE", 0)
     group_N = torch.arange(20) // 10
     constraint = Constraint(Holdings.of(20, group_N=group_N, names=("a", "b")), BudgetRule(0.5))
-    alone_P = np.array([*range(110, 100, -1), *range(10, 0, -1)], dtype=float)
-    block = Block(Problem(np.zeros((0, 20)), alone_P, np.tile([False] + [True] * 5 + [False] * 4, 2)))
+    own_gain_P = np.array([*range(110, 100, -1), *range(10, 0, -1)], dtype=float)
+    block = Block(Problem(np.zeros((0, 20)), own_gain_P, np.tile([False] + [True] * 5 + [False] * 4, 2)))
     mask_N, value = block.polish(constraint=constraint)
     assert mask_N.tolist() == [True] * 5 + [False] * 5 + [True] * 5 + [False] * 5
-    assert value == alone_P[mask_N.numpy()].sum()
+    assert value == own_gain_P[mask_N.numpy()].sum()

@@ -1,116 +1,16 @@
+"""Swaps by gains alone, and where interactions are known."""
+
 import numpy as np
 import pytest
 import torch
 
-from datamask_pl.functional.swaps import pooled
-from datamask_pl.functional.swaps.pooled import first_largest, polish, spread_out, top_k_mask
-from tests.support import exchanges, oracles, problems
-
-# ---- top_k_mask ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_selected", [1, 2, 50, 99, 100])
-@pytest.mark.parametrize("num_levels", [1, 2, 7, 1000])
-def test_top_k_is_a_stable_sort_cut_at_the_budget(num_selected, num_levels):
-    """torch #127196: ties in topk differ between devices."""
-    logits_N = np.random.default_rng(num_levels).integers(0, num_levels, size=100).astype(np.float32)
-    expected_N = oracles.mask_of(list(np.argsort(-logits_N, kind="stable")[:num_selected]), 100)
-    mask_N = top_k_mask(torch.tensor(logits_N), num_selected)
-    assert mask_N.dtype == torch.bool
-    np.testing.assert_array_equal(mask_N, expected_N)
+from datamask_pl.functional.swaps import pooled as module
+from datamask_pl.functional.swaps import search
+from datamask_pl.functional.swaps.polish import polish
+from tests.support import exchanges
 
 
-def test_minus_zero_ties_with_zero():
-    logits_N = torch.tensor([-1.0, -0.0, 0.0, -0.0, 0.0])
-    assert top_k_mask(logits_N, 2).tolist() == [False, True, True, False, False]
-    assert top_k_mask(-logits_N, 2).tolist() == [True, True, False, False, False]
-
-
-def test_a_million_equal_logits_keep_the_first_rows():
-    mask_N = top_k_mask(torch.zeros(1_000_000), 300_000)
-    assert bool(mask_N[:300_000].all())
-    assert not mask_N[300_000:].any()
-
-
-def test_top_k_leaves_the_logits_alone_and_handles_extremes():
-    logits_N = torch.tensor([3e38, -3e38, 1e-45, 0.0])
-    assert top_k_mask(logits_N, 2).tolist() == [True, False, True, False]
-    assert logits_N.tolist()[3] == 0.0
-
-
-# ---- first_largest ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_levels", [2, 9, 10_000])
-@pytest.mark.parametrize("count", [1, 7, 299, 300, 400])
-def test_the_first_largest_are_those_of_a_stable_sort(count, num_levels):
-    values_N = np.random.default_rng(0).integers(0, num_levels, size=300).astype(float)
-    expected = np.argsort(-values_N, kind="stable")[:count]
-    assert first_largest(torch.tensor(values_N), count).tolist() == expected.tolist()
-
-
-# ---- spread_out ------------------------------------------------------------------------------------------------------
-
-
-def test_similar_rows_leave_only_the_first_of_them():
-    features_CD = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [0.1, 1.0], [-1.0, 0.0]])
-    assert spread_out(torch.tensor([10, 11, 12, 13, 14]), features_CD).tolist() == [10, 12, 14]
-
-
-def test_spread_out_of_no_rows_and_of_zero_vectors():
-    assert spread_out(torch.tensor([], dtype=torch.int64), torch.zeros(0, 3)).tolist() == []
-    assert spread_out(torch.tensor([4, 2]), torch.zeros(2, 3)).tolist() == [4, 2]
-
-
-# ---- polish ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", problems.DIVERSITIES)
-def test_a_small_block_is_solved_to_within_one_percent_of_the_optimum(kind):
-    for seed in range(15):
-        solver, oracle = exchanges.random_solver(kind, seed)
-        mask_N, value = polish(solver.top_k(), values=solver.values, gains=solver.gains)
-        num_samples, num_selected = solver.ground.num_samples, solver.ground.num_selected
-        values = [oracle(any_N) for any_N in oracles.masks_of_size(num_samples, num_selected)]
-        assert int(mask_N.sum()) == num_selected
-        assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
-        assert value - np.mean(values) >= 0.99 * (max(values) - np.mean(values)) - 1e-9
-
-
-@pytest.mark.parametrize("kind", problems.DIVERSITIES)
-@pytest.mark.parametrize("has_features", [True, False])
-def test_exchanges_keep_the_budget_and_never_lose(monkeypatch, kind, has_features):
-    monkeypatch.setattr(pooled, "MAX_ENUMERATED_SAMPLES", 0)
-    num_improved = 0
-    for seed in range(6):
-        solver, oracle = exchanges.random_solver(kind, seed, num_samples=24)
-        start_N = torch.tensor(problems.random_masks(1, 24, solver.ground.num_selected, seed)[0])
-        before_N = start_N.clone()
-        features = solver.ground.centered if has_features else None
-        mask_N, value = polish(start_N, values=solver.values, gains=solver.gains, features=features)
-        assert torch.equal(start_N, before_N)
-        assert int(mask_N.sum()) == solver.ground.num_selected
-        assert value >= oracle(start_N.numpy()) - 1e-12
-        assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
-        num_improved += value > oracle(start_N.numpy()) + 1e-9
-    assert num_improved >= 3, "nothing was exchanged: the test shows nothing"
-
-
-@pytest.mark.parametrize("kind", ["facility_location", "pairwise", "disf"])
-def test_exchanges_end_where_no_single_one_is_better(monkeypatch, kind):
-    monkeypatch.setattr(pooled, "MAX_ENUMERATED_SAMPLES", 0)
-    monkeypatch.setattr(pooled, "NUM_SINGLES", 24)
-    for seed in range(4):
-        solver, oracle = exchanges.random_solver(kind, seed, num_samples=12)
-        mask_N, value = polish(solver.top_k(), values=solver.values, gains=solver.gains)
-        for added in np.flatnonzero(~mask_N.numpy()):
-            for removed in np.flatnonzero(mask_N.numpy()):
-                trial_N = mask_N.numpy().copy()
-                trial_N[added], trial_N[removed] = True, False
-                assert oracle(trial_N) <= value + 1e-12
-
-
-def test_all_pairs_that_promise_something_are_tried_together_then_fewer_then_single_exchanges():
+def test_all_pairs_that_gain_are_tried_together_then_fewer_then_single_swaps():
     gain_N = torch.tensor([9.0, 8.0, 7.0, 6.0, 2.0, *range(10)]).double()
     gain_N = torch.cat([gain_N, torch.tensor([5.0, 3.0, 2.0, 2.0, 2.0])]).double()
     mask_N = torch.arange(20) >= 5  # left out: 9, 8, 7, 6, 2; kept: 0, 1, 2, 2, 2, 2, 3, ...
@@ -129,92 +29,250 @@ def test_all_pairs_that_promise_something_are_tried_together_then_fewer_then_sin
     assert tried == [[], *joint, *singles]
 
 
-@pytest.mark.parametrize("max_enumerated", [0, 16])
-@pytest.mark.parametrize("proxy", ["constant", "misleading"])
-def test_any_proxy_of_the_gains_is_safe(monkeypatch, max_enumerated, proxy):
-    monkeypatch.setattr(pooled, "MAX_ENUMERATED_SAMPLES", max_enumerated)
-    solver, oracle = exchanges.random_solver("disf", 3, num_samples=14)
-    start_N = solver.top_k()
-    gains = {"constant": lambda mask_N: torch.zeros(14, dtype=torch.float64), "misleading": lambda m: -solver.gains(m)}
-    mask_N, value = polish(start_N, values=solver.values, gains=gains[proxy])
-    assert int(mask_N.sum()) == solver.ground.num_selected
-    assert value >= oracle(start_N.numpy()) - 1e-12
-    assert value == pytest.approx(oracle(mask_N.numpy()), abs=1e-9)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_swapping_ends_where_no_swap_gains_however_strong_the_interactions(dtype):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        interaction_CC = rng.standard_normal((30, 30)).astype(dtype) * rng.choice([0.1, 1.0, 3.0])
+        interaction_CC = np.triu(interaction_CC, 1) + np.triu(interaction_CC, 1).T
+        gain_C = rng.standard_normal(30)  # of the start, with what the interactions with its members add
+        is_kept_C = rng.permutation(30) < rng.integers(1, 30)
+        own_C = gain_C - interaction_CC.astype(float) @ is_kept_C
+
+        def worth(mask_C, own_C=own_C, interaction_CC=interaction_CC):
+            return own_C @ mask_C + mask_C @ interaction_CC.astype(float) @ mask_C / 2
+
+        found_C = module.swap_candidates(is_kept_C, gain_C, interaction_CC)
+        assert found_C.sum() == is_kept_C.sum()
+        assert worth(found_C) >= worth(is_kept_C)
+        for added in np.flatnonzero(~found_C):
+            for removed in np.flatnonzero(found_C):
+                trial_C = found_C.copy()
+                trial_C[added], trial_C[removed] = True, False
+                assert worth(trial_C) <= worth(found_C) + 1e-5
 
 
-@pytest.mark.parametrize("num_samples", [1, 5, 20])
-@pytest.mark.parametrize("interactions", [None, lambda rows_P: pytest.fail("nothing can be exchanged")])
-def test_a_mask_that_keeps_everything_is_returned_unchanged(num_samples, interactions):
-    ones_N = torch.ones(num_samples, dtype=torch.bool)
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+@pytest.mark.parametrize("num_pooled", [6, 30])
+@pytest.mark.parametrize("pool_chunk", [4, 4096])
+def test_the_gains_of_the_pool_follow_what_is_exchanged(monkeypatch, kind, num_pooled, pool_chunk):
+    """Gains are asked for once; at the end no exchange of the best candidates, by gains found anew, is better."""
+    monkeypatch.setattr(module, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(module, "NUM_KNOWN_CANDIDATES", 4)  # 2 as long as there is something to exchange
+    monkeypatch.setattr(module, "LEAST_SHARE_MOVED", 10**6)
+    monkeypatch.setattr(module, "NUM_POOLED", num_pooled)
+    monkeypatch.setattr(module, "POOL_CHUNK", pool_chunk)
+    num_moved = []
+    for seed in range(5):
+        solver = exchanges.Solver(kind, seed, num_samples=40)
+        num_selected = solver.ground.num_selected
+        start_N = solver.random_mask(seed)
+        pool = torch.cat(search.candidates(solver.gains(start_N), ~start_N, start_N, num_pooled))
+        mask_N, value = polish(
+            start_N, values=solver.values, gains=solver.gains, interactions=solver.interactions, max_rounds=1
+        )
+        assert value == pytest.approx(solver.oracle(mask_N), abs=1e-9)
+        assert int(mask_N.sum()) == num_selected
+        assert set((mask_N != start_N).nonzero().squeeze(1).tolist()) <= set(pool.tolist())
+        num_moved.append(int((mask_N != start_N).sum()) // 2)
+        in_pool_N = torch.zeros(40, dtype=torch.bool).scatter_(0, pool, True)
+        gain_N = solver.gains(mask_N)
+        added = (in_pool_N & ~mask_N).nonzero().squeeze(1)
+        removed = (in_pool_N & mask_N).nonzero().squeeze(1)
+        for a in added[gain_N[added].argsort(descending=True)[:2]].tolist():
+            for r in removed[gain_N[removed].argsort()[:2]].tolist():
+                trial_N = mask_N.numpy().copy()
+                trial_N[a], trial_N[r] = True, False
+                assert solver.oracle(trial_N) <= value + 2 * module.RELATIVE_ROUNDING * float(gain_N.abs().max())
+    assert max(num_moved) > 2, "the first candidates were all there was: the test shows nothing"
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+def test_gains_are_asked_for_again_unless_no_other_sample_can_be_a_candidate(monkeypatch, kind):
+    monkeypatch.setattr(module, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(module, "NUM_KNOWN_CANDIDATES", 4)
+    for num_pooled, is_once in ((6, False), (100, True)):
+        monkeypatch.setattr(module, "NUM_POOLED", num_pooled)
+        num_asked = []
+        for seed in range(4):
+            solver = exchanges.Solver(kind, seed, num_samples=60)
+            start_N = solver.random_mask(seed)
+            asked = []
+
+            def gains(mask_N, solver=solver, asked=asked):
+                asked.append(mask_N)
+                return solver.gains(mask_N)
+
+            _, value = polish(start_N, values=solver.values, gains=gains, interactions=solver.interactions)
+            assert value > float(solver.values(start_N[None])[0])
+            num_asked.append(len(asked))
+        assert (max(num_asked) == 1) if is_once else (min(num_asked) > 1), num_asked
+
+
+def test_a_sample_outside_the_pool_is_missed_only_if_it_could_have_changed_enough(monkeypatch):
+    monkeypatch.setattr(module, "NUM_POOLED", 3)
+    pooled, last = torch.tensor([5.0, 4.0, 3.0]), torch.tensor([5.0, 4.5])
+    assert not module._may_miss(pooled, last, torch.tensor(1.4))
+    assert module._may_miss(pooled, last, torch.tensor(1.5))
+    assert not module._may_miss(pooled[:2], last, torch.tensor(9.0)), "all samples are in the pool"
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+@pytest.mark.parametrize("unit", [2.0**-30, 2.0**30])
+def test_the_unit_of_the_objective_decides_nothing(monkeypatch, kind, unit):
+    monkeypatch.setattr(module, "MAX_ENUMERATED_SAMPLES", 0)
+    monkeypatch.setattr(module, "NUM_KNOWN_CANDIDATES", 4)
+    monkeypatch.setattr(module, "NUM_POOLED", 6)
+    for seed in range(4):
+        solver = exchanges.Solver(kind, seed, num_samples=60)
+        start_N = solver.random_mask(seed)
+
+        def solve(factor, solver=solver, start_N=start_N):
+            def interactions(rows_P):
+                known = solver.interactions(rows_P)
+                return lambda places, others: factor * known(places, others)
+
+            mask_N, value = polish(
+                start_N, values=lambda masks_RN: factor * solver.values(masks_RN),
+                gains=lambda mask_N: factor * solver.gains(mask_N), interactions=interactions,
+            )  # fmt: skip
+            return mask_N, value / factor
+
+        (mask_N, value), (expected_N, expected) = solve(unit), solve(1.0)
+        assert torch.equal(mask_N, expected_N)
+        assert value == expected
+
+
+def test_swap_finds_what_the_best_single_gain_does_not():
+    """The best to add interacts with all that could go; only the second best is worth an exchange."""
+    interaction_CC = np.zeros((4, 4))
+    interaction_CC[0, 2:] = interaction_CC[2:, 0] = 5.0
+    is_kept_C = np.array([False, False, True, True])
+    gain_C = np.array([4.0, 3.0, 1.0, 2.0])
+    assert module.swap_candidates(is_kept_C, gain_C, interaction_CC).tolist() == [False, True, False, True]
+    assert is_kept_C.tolist() == [False, False, True, True]
+    assert gain_C.tolist() == [4.0, 3.0, 1.0, 2.0]
+
+
+def in_sweeps(is_kept_C, own_C, interaction_CC):
+    """Exchanges as `exchange` says, by the values of all masks."""
+    kept_C = is_kept_C.copy()
+
+    def best(added):
+        """What the best exchange for it is worth, and what that removes."""
+        inside = np.flatnonzero(kept_C)
+        mask_RC = np.stack([kept_C, *[kept_C] * len(inside)]).astype(float)
+        mask_RC[1:, added] = 1.0
+        mask_RC[np.arange(len(inside)) + 1, inside] = 0.0
+        value_R = mask_RC @ own_C + ((mask_RC @ interaction_CC) * mask_RC).sum(1) / 2
+        return value_R[1:].max() - value_R[0], inside[value_R[1:].argmax()]
+
+    while True:
+        worth = {added: best(added)[0] for added in np.flatnonzero(~kept_C)}
+        least = max(worth.values()) / 2
+        if least < 1e-9:
+            return kept_C
+        for added in sorted(worth, key=lambda added: -worth[added]):
+            now, removed = best(added)
+            if worth[added] > least and now > least:
+                kept_C[added], kept_C[removed] = True, False
+
+
+def test_a_sweep_makes_the_exchanges_that_are_worth_half_of_the_best_when_their_turn_comes():
+    num_added = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        interaction_CC = np.triu(rng.standard_normal((40, 40)), 1)
+        interaction_CC = interaction_CC + interaction_CC.T
+        own_C, is_kept_C = 0.5 * rng.standard_normal(40), rng.permutation(40) < 10
+        found_C = module.swap_candidates(is_kept_C, own_C + interaction_CC @ is_kept_C, interaction_CC)
+        np.testing.assert_array_equal(found_C, in_sweeps(is_kept_C, own_C, interaction_CC))
+        num_added += np.count_nonzero(found_C & ~is_kept_C)
+    assert num_added > 100, "hardly anything was exchanged: the test shows nothing"
+
+
+@pytest.mark.parametrize("num_levels", [1, 2])
+def test_of_equally_good_exchanges_those_of_the_first_are_made(num_levels):
+    """As a sort that is not stable would not, of more than a few."""
+    gain_C = np.concatenate([np.arange(200) % num_levels + 2.0, np.zeros(50)])
+    found_C = module.swap_candidates(np.arange(250) >= 200, gain_C, np.zeros((250, 250)))
+    assert np.flatnonzero(found_C).tolist() == sorted(np.argsort(-gain_C, kind="stable")[:50])
+
+
+def test_sweeps_end_with_the_first_that_exchanges_nothing(monkeypatch):
+    """Without interactions a sweep makes all exchanges that are worth half of the best."""
+    swept = []
+    worth = module._best_gains
+    monkeypatch.setattr(module, "_best_gains", lambda *numbers: swept.append(numbers) or worth(*numbers))
+    gain_C = np.concatenate([np.linspace(3.0, 4.0, 50), np.zeros(50)])
+    assert module.swap_candidates(np.arange(100) >= 50, gain_C, np.zeros((100, 100)))[:50].all()
+    assert len(swept) == 2
+
+
+def test_where_the_first_half_of_the_candidates_has_no_better_swap_the_others_are_tried(monkeypatch):
+    """The two that gain most are like all that is kept; only the third is worth an exchange."""
+    monkeypatch.setattr(module, "NUM_KNOWN_CANDIDATES", 4)
+    interaction_NN = torch.zeros(20, 20, dtype=torch.float64)
+    interaction_NN[:2, 10:] = interaction_NN[10:, :2].T.copy_(torch.full((2, 10), 20.0))
+    own_N = torch.tensor([-190.0, -191.0, 8.0, *[0.0] * 7, *[1.0] * 10], dtype=torch.float64)
     mask_N, value = polish(
-        ones_N,
-        values=lambda masks_RN: masks_RN.double().sum(1),
-        gains=lambda mask_N: pytest.fail("nothing can be exchanged"),
-        interactions=interactions,
+        torch.arange(20) >= 10,
+        values=lambda masks_RN: torch.stack([m @ own_N + m @ interaction_NN @ m / 2 for m in masks_RN.double()]),
+        gains=lambda mask_N: own_N + interaction_NN @ mask_N.double(),
+        interactions=lambda rows_P: lambda places, others: interaction_NN[rows_P][:, rows_P][places][:, others],
     )
-    assert torch.equal(mask_N, ones_N)
-    assert value == num_samples
+    assert mask_N.nonzero().flatten().tolist() == [2, *range(11, 20)]
+    assert value == 17.0
 
 
-@pytest.mark.parametrize("num_samples", [6, 20])
-def test_where_all_masks_are_equally_good_the_start_stays(num_samples):
-    start_N = oracles.mask_of([1, 3, 4], num_samples)
-    mask_N, value = polish(
-        torch.tensor(start_N),
-        values=lambda masks_RN: torch.zeros(len(masks_RN), dtype=torch.float64),
-        gains=lambda mask_N: torch.arange(num_samples, dtype=torch.float64),
-    )
-    np.testing.assert_array_equal(mask_N, start_N)
-    assert value == 0.0
+@pytest.mark.parametrize("kind", ["pairwise", "disf"])
+def test_whether_a_pool_misses_some_is_told_by_its_first_gains_its_last_ones_and_the_largest_change(monkeypatch, kind):
+    monkeypatch.setattr(module, "NUM_KNOWN_CANDIDATES", 4)
+    asked = []
+    monkeypatch.setattr(module, "_may_miss", lambda *numbers: asked.append(numbers))
+    num_moved = 0
+    for seed in range(4):
+        solver = exchanges.Solver(kind, seed, num_samples=30)
+        start_N = solver.random_mask(seed)
+        mask_N, _ = polish(start_N, values=solver.values, gains=solver.gains, interactions=solver.interactions)
+        num_moved += int((mask_N != start_N).sum())
+        before_N, after_N = solver.gains(start_N), solver.gains(mask_N)
+        for sign, is_side, (pooled, last, change) in zip((1, -1), (False, True), asked[-2:], strict=True):
+            first, now = sign * before_N[start_N == is_side], sign * after_N[mask_N == is_side]
+            torch.testing.assert_close(pooled.sort().values, first.sort().values)
+            torch.testing.assert_close(last, now.sort(descending=True).values[:4])
+            torch.testing.assert_close(change, (after_N - before_N).abs().max())
+    assert num_moved > 8, "hardly anything was exchanged: the test shows nothing"
 
 
-@pytest.mark.parametrize("change", [0.0, -1.0])
-@pytest.mark.parametrize("is_known", [False, True])
-def test_what_is_promised_and_does_not_make_the_value_larger_is_not_kept(is_known, change):
-    start_N = torch.arange(20) >= 15
+@pytest.mark.parametrize(("num_pairs", "is_whole", "is_left"), [(9, False, True), (8, False, False), (9, True, False)])
+def test_a_pool_is_left_after_a_round_of_less_than_an_eighth_of_the_best_unless_it_misses_none(
+    monkeypatch, num_pairs, is_whole, is_left
+):
+    """After so many pairs a single one is better; only with that one kept does another become so."""
+    monkeypatch.setattr(module, "NUM_KNOWN_CANDIDATES", 2 * num_pairs)
+    monkeypatch.setattr(module, "NUM_POOLED", 100 if is_whole else num_pairs + 2)
+    left_out = [10.0] * num_pairs + [5.0, -20.0] + [-30.0] * 5
+    kept = [0.0] * num_pairs + [1.0, 9.0] + [30.0] * 5
+    one, other = num_pairs, num_pairs + 1
+    own_N, start_N = torch.tensor([*left_out, *kept]).double(), torch.arange(2 * len(kept)) >= len(kept)
+    interaction_NN = torch.zeros(len(own_N), len(own_N), dtype=torch.float64)
+    interaction_NN[one, other] = interaction_NN[other, one] = 40.0
+    asked = []
+
+    def gains(mask_N):
+        asked.append(mask_N)
+        return own_N + interaction_NN @ mask_N.double()
+
     mask_N, value = polish(
         start_N,
-        values=lambda masks_RN: 5.0 + change * (masks_RN != start_N).any(1).double(),
-        gains=lambda mask_N: torch.arange(20, 0, -1, dtype=torch.float64),
-        interactions=(lambda rows_P: lambda places, others: torch.zeros(len(rows_P), len(rows_P))[places][:, others])
-        if is_known
-        else None,
+        values=lambda masks_RN: torch.stack([m @ own_N + m @ interaction_NN @ m / 2 for m in masks_RN.double()]),
+        gains=gains,
+        interactions=lambda rows_P: lambda places, others: interaction_NN[rows_P][:, rows_P][places][:, others],
     )
-    assert torch.equal(mask_N, start_N)
-    assert value == 5.0
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-def test_rounds_are_at_most_so_many(monkeypatch, is_known):
-    """Of one candidate on either side each, so that a round exchanges one pair."""
-    for name, number in (("NUM_CANDIDATES", 1), ("NUM_SINGLES", 1), ("NUM_POOLED", 1), ("NUM_KNOWN_CANDIDATES", 1)):
-        monkeypatch.setattr(pooled, name, number)
-    gain_N = torch.cat([torch.full((10,), 2.0), torch.full((10,), 1.0)]).double()
-
-    def exchanged(max_rounds):
-        mask_N, value = polish(
-            torch.arange(20) >= 10,
-            values=lambda masks_RN: masks_RN.double() @ gain_N,
-            gains=lambda mask_N: gain_N,
-            interactions=(lambda rows_P: lambda places, others: torch.zeros(2, 2)[places][:, others])
-            if is_known
-            else None,
-            max_rounds=max_rounds,
-        )
-        assert value == float(gain_N[mask_N].sum())
-        return int(mask_N[:10].sum())
-
-    assert [exchanged(max_rounds) for max_rounds in (0, 1, 3, 10, 11)] == [0, 1, 3, 10, 10]
-
-
-@pytest.mark.parametrize("num_samples", [16, 17])
-def test_of_up_to_16_samples_the_best_mask_is_found_though_no_gain_leads_there(num_samples):
-    best_N = oracles.mask_of([7, 12, 15], num_samples)
-    start_N = oracles.mask_of([0, 1, 2], num_samples)
-    mask_N, value = polish(
-        torch.tensor(start_N),
-        values=lambda masks_RN: (masks_RN == torch.tensor(best_N)).all(1).double(),
-        gains=lambda mask_N: torch.zeros(num_samples, dtype=torch.float64),
-    )
-    assert mask_N.tolist() == (best_N if num_samples == 16 else start_N).tolist()
-    assert value == (num_samples == 16)
+    assert mask_N[: other + 1].all()
+    assert not mask_N[len(kept) : len(kept) + other + 1].any()
+    assert value == 10.0 * num_pairs + 5.0 - 20.0 + 40.0 + 150.0
+    second_N = [*asked, mask_N][1]
+    assert bool(second_N[one])
+    assert bool(second_N[other]) is not is_left
