@@ -72,7 +72,7 @@ sbom: $(AUDIT_VENV)/.installed
 	$(AUDIT_VENV)/bin/cyclonedx-py requirements --output-reproducible --output-file sbom.json requirements.lock
 
 audit: $(AUDIT_VENV)/.installed
-	$(AUDIT_VENV)/bin/pip-audit --disable-pip --no-deps --requirement requirements.lock
+	$(AUDIT_VENV)/bin/pip-audit --strict --disable-pip --no-deps --requirement requirements.lock
 
 $(BENCHMARK_INSTALLED): benchmarks/requirements.lock
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'benchmarks/requirements.lock needs Python 3.11 or newer, this is ' + sys.version.split()[0])"

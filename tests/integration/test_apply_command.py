@@ -100,7 +100,7 @@ def test_a_fault_is_one_line_and_nothing_is_written(finished, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_an_apply_that_is_killed_is_finished_by_the_next(workplace, how):
     write_shards(workplace / "shards", [40] * 30, dim=8)
     fit("--data.path", "shards", "--model.num_steps", "2", "--model.select_ratio", "0.5")

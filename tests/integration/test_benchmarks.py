@@ -1,28 +1,21 @@
 """The benchmarks run, on small data, so that they do when they are wanted."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from tests.support.benchmarks import run
+from tests.support.fits import ROOT
 from tests.support.shards import make_table, write
 
-ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
-from curve import running_mean  # noqa: E402
-from soak import Sample, family, look, report  # noqa: E402
-
-
-def run(script, *args):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *map(str, args)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
+from curve import running_mean
+from soak import Sample, family, look, report
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tests.integration.test_benchmarks import ROOT, run
+from tests.support.benchmarks import run
+from tests.support.fits import ROOT
 from tests.support.shards import make_table, write
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -54,9 +54,7 @@ def finished(tmp_path_factory):
     """The folder of a finished run of four blocks of one row group."""
     folder = tmp_path_factory.mktemp("finished")
     write_pages(folder / "corpus.parquet", 400)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        fit(*OPTIONS)
+    fit(*OPTIONS, folder=folder)
     return folder
 
 

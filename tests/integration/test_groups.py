@@ -40,10 +40,8 @@ def folder(tmp_path_factory):
     """Shards, fewer than blocks and ranks, and the masks that one process makes of them."""
     folder = tmp_path_factory.mktemp("groups")
     write_shards(folder / "shards", [90, 0, 67])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for num_blocks in BLOCK_SIZES:
-            fit(*blocks(num_blocks), "--run_name", f"one-{num_blocks}")
+    for num_blocks in BLOCK_SIZES:
+        fit(*blocks(num_blocks), "--run_name", f"one-{num_blocks}", folder=folder)
     return folder
 
 
@@ -84,7 +82,7 @@ def test_groups_of_any_size_give_the_mask_and_the_logits_of_one_process_and_ever
 
 
 @pytest.mark.slow
-def test_a_run_that_groups_of_one_size_began_goes_on_with_any_other(folder, monkeypatch):
+def test_a_run_that_groups_of_one_size_began_goes_on_with_any_other(folder):
     """Two ranks began, each its own blocks; then four in groups of two; one process ends it."""
     args = (*blocks(7), "--run_name", "changing")
     launch(2, [(*args, "--launch.ranks_per_block", "1", "--trainer.max_steps", "5")], folder=folder)
@@ -93,8 +91,7 @@ def test_a_run_that_groups_of_one_size_began_goes_on_with_any_other(folder, monk
     assert len(list((run / "checkpoints").iterdir())) == 4
     launch(4, [(*args, "--launch.ranks_per_block", "2", "--trainer.max_steps", "4")], folder=folder)
     assert 2 < len(parts(run)) < 7
-    monkeypatch.chdir(folder)
-    fit(*args)
+    fit(*args, folder=folder)
     assert_same_mask(run, run_folder(folder).with_name("one-7"), num_parts=7)
     assert len(manifest(run)["blocks"]) == 7
 

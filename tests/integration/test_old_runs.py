@@ -65,7 +65,10 @@ def test_old_settings_are_those_of_today(old):
     assert_same_mask("runs/datamask/again", "runs/datamask/whole", num_parts=3)
 
 
-@pytest.mark.parametrize("old_path", _moved.PATHS)
+@pytest.mark.parametrize(
+    "old_path",
+    [pytest.param(path, marks=() if path == "datamask_pl.run_logger" else pytest.mark.slow) for path in _moved.PATHS],
+)
 def test_an_old_module_path_is_the_module_of_today(old_path):
     code = f"""
 import importlib

@@ -45,10 +45,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     write_shards(folder / "shards", [130, 100])
     (folder / "list.yaml").write_text(yaml.safe_dump({"model": {"diversity": LIST}}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name, args in FITS.items():
-            fit(*BLOCKS, *args, *into(name, 1))
+    for name, args in FITS.items():
+        fit(*BLOCKS, *args, *into(name, 1), folder=folder)
     return folder
 
 
@@ -91,12 +89,11 @@ class TestOneProcessAndMany:
         assert_same_mask(resumed, run_folder(two, name=f"{name}-1"), num_parts=3)
         assert len(list(resumed.parent.iterdir())) == 1
 
-    def test_a_run_that_two_processes_began_can_be_ended_by_one(self, two, monkeypatch):
+    def test_a_run_that_two_processes_began_can_be_ended_by_one(self, two):
         name = "multilinear-pairwise"
-        monkeypatch.chdir(two)
         begun = (*FITS[name], *into(f"{name}-begun", 2))
         launch_blocks(2, [(*begun, "--trainer.max_steps", "7")], folder=two)
-        fit(*BLOCKS, *begun, "--ckpt_path", "last")
+        fit(*BLOCKS, *begun, "--ckpt_path", "last", folder=two)
         mask = run_folder(two, name=f"{name}-begun-2")
         assert_same_mask(mask, run_folder(two, name=f"{name}-1"), num_parts=3)
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -45,9 +45,9 @@ def fit_with_pictures(*args):
     main(["fit", *QUIET, *args])
 
 
-def fit(*args):
-    """`fit` in this process."""
-    with without_pictures():
+def fit(*args, folder="."):
+    """`fit` in this process, which is in `folder` meanwhile."""
+    with chdir(folder), without_pictures():
         fit_with_pictures(*args)
 
 

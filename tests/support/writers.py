@@ -92,9 +92,8 @@ def _finished_run():
     """A run of two blocks and its shards, made once for all tests."""
     folder = TemporaryDirectory(prefix="datamask_pl-tests-")
     shards = write_shards(Path(folder.name, "shards"), [300, 300], dim=64, tokens=pa.array([3] * 300))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder.name)
-        fit("--data.path", Path(shards).name, "--data.block_size", "300", "--model.num_steps", "3", "--run_name", "run")
+    options = ("--data.block_size", "300", "--model.num_steps", "3", "--run_name", "run")
+    fit("--data.path", Path(shards).name, *options, folder=folder.name)
     return folder
 
 

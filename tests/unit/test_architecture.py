@@ -1,6 +1,7 @@
 """Imports run down only, floor by floor, and each rule of the house holds."""
 
 import ast
+import re
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -24,6 +25,7 @@ FLOORS = [
     {"errors", "_moved"},
 ]
 MAX_ROOMS = 18
+PAGE = (ROOT.parent / "docs/architecture.md").read_text(encoding="utf-8")
 
 
 def module_name(path: Path) -> str:
@@ -140,3 +142,24 @@ def test_torch_distributed_is_known_to_one_room():
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_module_has_at_most_400_lines(name):
     assert SOURCES[name].read_text(encoding="utf-8").count("\n") <= 400
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+(?:/|\.(?:py|md|yml)))`", PAGE))))
+def test_a_path_that_is_named_exists(path):
+    assert (ROOT.parent / path).exists() or (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("path", "names"), re.findall(r"`([\w/]+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)", PAGE))
+def test_what_is_named_beside_a_file_is_in_it(path, names):
+    source = (ROOT / path).read_text(encoding="utf-8")
+    for name in re.findall(r"`([\w.]+)`", names):
+        assert re.search(rf"\b{name.split('.')[-1]}\b", source), f"{path} has no {name}"
+
+
+def test_every_room_of_the_package_is_on_a_floor_of_the_page():
+    named = set(re.findall(r"`(\w+)(?:/|\.py)`", "".join(re.findall(r"^\| \d.*$", PAGE, re.MULTILINE))))
+    assert set().union(*FLOORS) - {"__main__", "_moved"} == named
+
+
+def test_the_page_stays_short():
+    assert len(PAGE.splitlines()) <= 120

@@ -500,6 +500,7 @@ def test_kept_rows_are_those_of_the_source_in_their_order(tmp_path_factory, data
             assert rows_of(result) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """arrow #39808, #33759: RAM grows while a file is scanned."""

@@ -36,17 +36,8 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     for index in range(2):
         write(folder / f"shards/{index}.parquet", make_table(50, first_id=50 * index), **STORED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        fit("--data.path", "shards", *OPTIONS)
+    fit("--data.path", "shards", *OPTIONS, folder=folder)
     return folder
-
-
-@pytest.fixture
-def run(made, workplace):
-    """A copy of the run, in the current folder."""
-    shutil.copytree(made, workplace, dirs_exist_ok=True)
-    return run_folder()
 
 
 def compare(*args):

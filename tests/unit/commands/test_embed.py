@@ -155,6 +155,7 @@ def test_rows_beyond_one_row_group_stay_in_order(tmp_path, monkeypatch):
     assert pq.read_table(tmp_path / "three").equals(pq.read_table(tmp_path / "one"))
 
 
+@pytest.mark.slow
 def test_neighbours_of_real_texts_are_about_the_same_thing():
     prefixes = ("json.", "datetime.", "statistics.", "threading.", "ipaddress.", "tarfile.", "zipfile.", "email.")
     found = (Sample(*row) for row in read_docstrings(stdlib_folder()) if row[0].startswith(prefixes))

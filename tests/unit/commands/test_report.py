@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -75,16 +74,8 @@ def made(tmp_path_factory):
     """A run of two blocks of 50 rows, not to be changed."""
     folder = tmp_path_factory.mktemp("made")
     write_sources(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        fit("--data.path", "shards", *OPTIONS)
+    fit("--data.path", "shards", *OPTIONS, folder=folder)
     return folder
-
-
-@pytest.fixture
-def run(made, workplace):
-    shutil.copytree(made, workplace, dirs_exist_ok=True)
-    return run_folder()
 
 
 def report(*args):
@@ -221,7 +212,7 @@ class TestThePage:
         "options",
         [
             ("--model.select_ratio", "1"),
-            ("--data.block_size", "1", "--model.select_ratio", "1"),
+            pytest.param(("--data.block_size", "1", "--model.select_ratio", "1"), marks=pytest.mark.slow),
             ("--model.estimator", "group_relative", "--model.num_rollouts", "4", "--data.partial", "0.5"),
             ("--model.quality_weight", "1"),
         ],

@@ -462,7 +462,7 @@ def set_up_on_rank(rank, folder, path, on_bad_row, results):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("on_bad_row", ["error", "drop"])
+@pytest.mark.parametrize("on_bad_row", ["error", pytest.param("drop", marks=pytest.mark.slow)])
 def test_two_ranks_share_the_check_and_end_it_alike(tmp_path, on_bad_row):
     """lightning #11841: an exception on one rank leaves the others hanging. Row 5 is in rank 1's block."""
     shards = tmp_path / "shards"

@@ -87,7 +87,9 @@ class TestRollouts:
             assert torch.equal(update.best_mask_M, expected.best_mask_M)
             assert update.metrics == expected.metrics
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        "kind", [pytest.param(kind, marks=() if kind == "pairwise" else pytest.mark.slow) for kind in KINDS]
+    )
     def test_with_a_control_variate_it_is_the_same_gradient_with_less_noise(self, kind, monkeypatch):
         leave_unbiased(monkeypatch)
         plain, controlled = (

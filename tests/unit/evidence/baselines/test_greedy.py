@@ -83,6 +83,7 @@ def test_pure_quality_is_top_quality(kind):
     assert torch.equal(mask, top_quality_mask(quality, 7))
 
 
+@pytest.mark.slow
 def test_facility_location_is_as_good_as_apricot_on_the_same_similarities():
     with warnings.catch_warnings():
         # apricot compiles with numba at import, which warns of its own future changes; none is ours to fix.

@@ -62,30 +62,38 @@ class TestDraw:
             (expected_N,) = torch.autograd.grad(log_prob(leaf_N, constraint, drawn), leaf_N)
             assert torch.allclose(score(LOGITS_N, constraint, drawn), expected_N, atol=1e-12)
 
-    def test_the_policy_gradient_over_all_draws_is_that_of_the_expected_reward(self, kind):
-        constraint = constraints.make(kind, 6)
-        value_N = np.random.default_rng(3).normal(size=6)
 
-        def expected_reward(logits_N):
-            all_draws = constraints.enumerate_draws(logits_N, constraint)
-            return sum(p * float(value_N[list(rows)].sum()) ** 2 for rows, p in all_draws)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("group ratios", "forced and costs") else pytest.mark.slow)
+        for kind in (*constraints.KINDS, "three groups")
+    ],
+)
+def test_the_policy_gradient_over_all_draws_is_that_of_the_expected_reward(kind):
+    constraint = constraints.make(kind, 6)
+    value_N = np.random.default_rng(3).normal(size=6)
 
-        step = 1e-5
-        numeric_N = [
-            (expected_reward(LOGITS_N.numpy() + step * unit_N) - expected_reward(LOGITS_N.numpy() - step * unit_N))
-            / (2 * step)
-            for unit_N in np.eye(6)
-        ]
-        probability = dict(constraints.enumerate_draws(LOGITS_N.numpy(), constraint))
-        seen = {order_of(constraint, drawn): drawn for drawn in draws(constraint, 6000)}
-        assert sum(probability[order] for order in seen) > 0.97
-        analytic_N = sum(
-            probability[order] * float(value_N[list(order)].sum()) ** 2 * score(LOGITS_N, constraint, drawn)
-            for order, drawn in seen.items()
-        )
-        missing = sum(p for order, p in probability.items() if order not in seen)
-        bound = missing * float(np.abs(value_N).sum()) ** 2 * 7
-        assert np.allclose(analytic_N.numpy(), numeric_N, atol=1e-7 + bound)
+    def expected_reward(logits_N):
+        all_draws = constraints.enumerate_draws(logits_N, constraint)
+        return sum(p * float(value_N[list(rows)].sum()) ** 2 for rows, p in all_draws)
+
+    step = 1e-5
+    numeric_N = [
+        (expected_reward(LOGITS_N.numpy() + step * unit_N) - expected_reward(LOGITS_N.numpy() - step * unit_N))
+        / (2 * step)
+        for unit_N in np.eye(6)
+    ]
+    probability = dict(constraints.enumerate_draws(LOGITS_N.numpy(), constraint))
+    seen = {order_of(constraint, drawn): drawn for drawn in draws(constraint, 6000)}
+    assert sum(probability[order] for order in seen) > 0.97
+    analytic_N = sum(
+        probability[order] * float(value_N[list(order)].sum()) ** 2 * score(LOGITS_N, constraint, drawn)
+        for order, drawn in seen.items()
+    )
+    missing = sum(p for order, p in probability.items() if order not in seen)
+    bound = missing * float(np.abs(value_N).sum()) ** 2 * 7
+    assert np.allclose(analytic_N.numpy(), numeric_N, atol=1e-7 + bound)
 
 
 @pytest.mark.parametrize("kind", [*constraints.KINDS, "three groups"])

@@ -163,6 +163,7 @@ def test_a_draw_is_exactly_k_different_rows(num_samples, num_selected):
     assert rows_K.unique().numel() == num_selected == rows_K.numel()
 
 
+@pytest.mark.slow
 def test_more_than_2_to_the_24_samples_can_be_drawn_from():
     """torch #2576: multinomial stops at 2^24 categories."""
     num_samples = 2**24 + 1
