@@ -18,9 +18,8 @@ from datamask_pl.data.types import source_of
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import world
 from datamask_pl.io.paths import AnyPath, redact
-from datamask_pl.mask.budget_table import describe_budgets
 from datamask_pl.mask.manifest import Manifest
-from datamask_pl.mask.summary import COMPARED, summarize
+from datamask_pl.mask.summary import COMPARED, describe_budgets, format_table, summarize
 
 DEFAULT_ID_COLUMN = "chunk_id"
 # Seconds between two drawings of the bar.
@@ -161,17 +160,13 @@ def describe_run(manifest: Manifest) -> str:
         return "no block was finished"
     run = summarize(manifest.blocks)
     names = list(run.values["mask"].terms)
-    lines = [
-        "",
+    dropped = f"; {_count(run.num_dropped, 'bad row')} dropped" if run.num_dropped else ""
+    head = (
         f"kept {run.num_selected:,} of {run.num_samples:,} samples in {_count(run.num_blocks, 'block')}, "
-        f"{run.seconds:.1f} s" + (f"; {_count(run.num_dropped, 'bad row')} left out" if run.num_dropped else ""),
-        _row(["", "f", *names]),
-    ]
+        f"{run.seconds:.1f} s{dropped}"
+    )
+    rows = [["", "f", *names]]
     for key, label in COMPARED.items():
         values = run.values[key]
-        lines.append(_row([label, f"{values.f:.6g}", *(f"{values.terms[name]:.6g}" for name in names)]))
-    return "\n".join([*lines, *describe_budgets(list(manifest.blocks.values()))])
-
-
-def _row(cells: list[str]) -> str:
-    return f"{cells[0]:<12}" + "".join(f"{cell:>{max(14, len(cell) + 2)}}" for cell in cells[1:])
+        rows.append([label, f"{values.f:.6g}", *(f"{values.terms[name]:.6g}" for name in names)])
+    return "\n".join(["", head, *format_table(rows), *describe_budgets(manifest.blocks.values())])

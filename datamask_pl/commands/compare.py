@@ -1,6 +1,6 @@
-"""A mask beside other ways to choose as many samples.
+"""The `compare` command: a mask against baselines that keep as many samples.
 
-Shapes: N samples of a block, M of them that are compared, R masks.
+Shapes: N samples of a block, M samples compared, R masks.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from datamask_pl.evidence.baselines.catalog import BaselineName, baseline_mask
 from datamask_pl.evidence.comparison import (
     COMPARISON_CSV,
     COMPARISON_JSON,
+    DEFAULT_BASELINES,
     TABLE,
     ComparedBlock,
     Comparison,
     Row,
+    check_baselines,
     describe_legend,
     format_row,
+    quality_weight_of,
 )
-from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, check_competitors, quality_weight_of
 from datamask_pl.evidence.run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.learner.module import COMPARISON
 from datamask_pl.learner.solve import calibrate, draw_uniform_masks, value_of
+from datamask_pl.mask.summary import format_table
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
 
-# Samples that every method is tried on before it is timed.
+# Samples of the untimed first call of every method.
 NUM_FIRST = 500
 MASK, RELEARNED = "mask", "relearned"
-# Relative difference of f here to the manifest's from which on the data are taken to have changed.
+# Relative difference between f now and f in the manifest above which the data are assumed to have changed.
 _F_TOLERANCE = 1e-3
 
 
@@ -51,47 +54,46 @@ def compare(
     source: str | list[str] | None = None,
     output: str | None = None,
     blocks: int | list[int] | None = None,
-    competitors: list[str] | None = None,
+    baselines: list[str] | None = None,
     max_samples: int = 25_000,
     near_duplicate: float = 0.95,
     seed: int = 0,
 ) -> None:
-    """Puts a mask beside other ways to choose as many samples: random, top quality, greedy and others.
+    """Compares a mask with random, top quality, greedy and other baselines that keep as many samples.
 
     Prints a table and writes comparison.csv and comparison.json. f is the run's objective with its weights and scales;
-    each greedy maximises quality with the same pull and one kind of diversity. Of a mask that `export` made it is the
-    objective of the run whose logits it was made from, and what that run's method learns for the new budget is shown
-    beside it.
+    each greedy maximises quality with the same weight and one diversity term. For an exported mask, f is the objective
+    of the run whose logits it was made from, and the run's method is rerun for the new budget (row `relearned`).
 
     Args:
-        run: folder of the run, which fit names at its end.
-        mask: folder of the mask, instead of the run; such as one that export made.
-        source: the files that the mask was learned from, where they have moved since.
-        output: folder for the tables; the run's, or, of a mask elsewhere, one beside it: NAME-evidence.
-        blocks: which blocks, as 3 or [0, 3]; the first that is finished if left out.
-        competitors: which, as [random, semdedup]: random, top_quality, greedy_facility_location, greedy_pairwise,
-            greedy_disf, disf_batches, disf_published, leverage_score, semdedup, semdedup_quality; all but disf_batches
-            and disf_published if left out.
-        max_samples: of a larger block, so many random samples are compared: the mask restricted to them, and relearned
-            for them. Greedy needs the square of this number of floats: 2.5 GB for 25,000.
+        run: folder of the run, as fit prints it at the end.
+        mask: folder of a mask, instead of the run, such as one that export made.
+        source: the files from which the mask was learned, if they have moved.
+        output: folder for the tables. Default: the run's folder, or NAME-evidence next to a mask outside a run.
+        blocks: block indices, as 3 or [0, 3]. Default: the first finished block.
+        baselines: which to compare with, as [random, semdedup]: random, top_quality, greedy_facility_location,
+            greedy_pairwise, greedy_disf, disf_batches, disf_published, leverage_score, semdedup, semdedup_quality.
+            Default: all but disf_batches and disf_published.
+        max_samples: for larger blocks, a random subset of this size is compared, and the run's method is rerun on it
+            (row `relearned`). Greedy needs the square of this number of floats: 2.5 GB for 25,000.
         near_duplicate: cosine above which two samples are near-duplicates.
-        seed: of the random samples and of what is random in the competitors, but `random`: of a whole block that is
-            the mask that fit drew.
+        seed: of the random subset and of random choices in the baselines. For a whole block, `random` is the mask that
+            fit drew.
 
     Raises:
-        ConfigError: If an option is out of range, or the files are not those that the mask was learned from.
+        ConfigError: If an option is out of range, or the mask was learned from other files.
         DataFileError: If there is no mask, or a file is missing or has changed.
         SchemaError: If a column is missing.
-        ObjectiveError: If the run's objective is not finite on a competitor.
+        ObjectiveError: If the run's objective is not finite on a baseline.
     """
     _check_options(max_samples=max_samples, near_duplicate=near_duplicate, seed=seed)
     found, folder = find_mask(run, mask, output)
     finished = open_run(found, folder, source=source)
     wanted = _wanted_blocks(finished, blocks)
     sizes = [finished.manifest.blocks[index]["num_samples"] for index in wanted]
-    chosen = DEFAULT_COMPETITORS if competitors is None else competitors
-    names = check_competitors(chosen, num_samples=min(max(sizes), max_samples))
-    # begun now, so that a folder that cannot be written to is noticed before the work
+    chosen = DEFAULT_BASELINES if baselines is None else baselines
+    names = check_baselines(chosen, num_samples=min(max(sizes), max_samples))
+    # opened first, so that a read-only folder is noticed before the work
     with atomic_path(folder / COMPARISON_CSV) as csv_path:
         with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
             compared = [
@@ -115,7 +117,7 @@ def compare(
             blocks=compared,
         )
         csv_path.write_text(comparison.to_csv(), encoding="utf-8")
-        # apart, so that an error names the file that it is of
+        # separately, so that an error names its own file
         with atomic_path(folder / COMPARISON_JSON) as json_path:
             json_path.write_text(comparison.to_json(), encoding="utf-8")
     for block in compared:
@@ -141,7 +143,7 @@ def _compare_block(
     scales = torch.tensor(list(scale_by_name.values()), dtype=torch.float64)
     masks, seconds = {MASK: mask_N}, {MASK: float(about.get("seconds", 0.0))}
     is_whole = ground.num_samples == about["num_samples"]
-    few = _few_of(ground)
+    few = _sample_of(ground)
     if (run.is_exported or not is_whole) and run.can_learn_block:
         masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.learn_block, scales=scales), few, ground)
     scale_of = cache(partial(_scale, run, ground, scale_by_name, seed=derive_seed(seed, index, 1)))
@@ -162,30 +164,30 @@ def _compare_block(
 
 
 def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bool) -> list[str]:
-    """What is to be said of a block's numbers, beside of which samples they are."""
+    """Caveats of a block's numbers, other than its subset of samples."""
     notes = []
     if is_whole and "mask" in about and abs(f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
         notes.append(
-            f"f of the mask is {f:.6g} here and {about['mask']['f']:.6g} in the manifest: the features or qualities in "
-            "the files have changed since the run, or the objective has."
+            f"f of the mask is {f:.6g} now and {about['mask']['f']:.6g} in the manifest: features, qualities or the "
+            "objective have changed since the run."
         )
     if run.limits:
         notes.append(
-            f"the mask keeps to {', '.join(run.limits)}; the others keep as many samples, whatever these say: they "
-            "have more to choose from."
+            f"the mask respects {', '.join(run.limits)}; the baselines ignore them and only keep the same number of "
+            "samples, so they have more freedom."
         )
     if run.is_exported:
-        note = "the mask was made by export from the logits of a run; f, its scales and the seconds are the run's."
-        beside = f" {RELEARNED} is what its method learns for this budget." if run.can_learn_block else ""
-        return [*notes, note + beside]
-    notes.append(
-        "the mask's seconds are those of the run: the whole block, on its machine, first calls included, reading not."
-    )
-    return notes
+        note = "the mask was exported from the logits of a run, whose objective, scales and seconds are shown."
+        rerun = f" {RELEARNED}: the run's method for this budget." if run.can_learn_block else ""
+        return [*notes, note + rerun]
+    return [
+        *notes,
+        "the mask's seconds are those of the run: the whole block on its machine, with first calls, without reading.",
+    ]
 
 
 def _choose(name: BaselineName, ground: GroundSet, *, quality_weight: float, seed: int) -> Tensor:
-    """The mask of a competitor."""
+    """The mask of a baseline."""
     return baseline_mask(
         name,
         ground.features(slice(None)),
@@ -201,15 +203,15 @@ def _draw_one(ground: GroundSet, *, seed: int) -> Tensor:
 
 
 def _timed(choose: Callable[[GroundSet], Tensor], few: GroundSet, ground: GroundSet) -> tuple[Tensor, float]:
-    """A mask, and how long it took once the same had been done for a few samples: a first call loads and compiles."""
+    """A mask and its seconds, after a first call on a few samples, which loads and compiles."""
     choose(few)
     started_s = time.perf_counter()
     mask_N = choose(ground)
     return mask_N, time.perf_counter() - started_s
 
 
-def _few_of(ground: GroundSet) -> GroundSet:
-    """The first samples, with as large a share of them to keep."""
+def _sample_of(ground: GroundSet) -> GroundSet:
+    """The first samples of the block, with the same share to keep."""
     num_few = min(ground.num_samples, NUM_FIRST)
     num_selected = max(1, num_few * ground.num_selected // ground.num_samples)
     rows = slice(0, num_few)
@@ -217,7 +219,7 @@ def _few_of(ground: GroundSet) -> GroundSet:
 
 
 def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:
-    """The samples of a block that are compared, the mask of them, and what is to be said of the choice."""
+    """The compared samples of a block, their mask, and notes on the subset."""
     block, mask_N = read_block(run, index)
     if block.num_samples <= max_samples:
         return ground_set(block, int(mask_N.sum())), mask_N, []
@@ -229,13 +231,13 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
             f"max_samples: the mask keeps none of {max_samples:,} random samples of block {index}; raise it."
         )
     note = (
-        f"{max_samples:,} random samples of {block.num_samples:,}, see max_samples. The mask was learned for all of "
-        "them and is restricted to these, for which the others choose: its f here is lower than it could be. "
+        f"{max_samples:,} random samples of {block.num_samples:,} (max_samples). The mask was learned for the whole "
+        "block and is restricted to these samples, for which the baselines choose, so its f is too low. "
     )
     if run.can_learn_block:
-        note += f"{RELEARNED} is what the run's method learns for these samples: compare that with the others."
+        note += f"Compare the baselines with {RELEARNED}: the run's method on these samples."
     else:
-        note += "Only whole blocks are fair."
+        note += "Only whole blocks give a fair comparison."
     return ground_set(block, int(mask_M.sum()), rows_M), mask_M, [note]
 
 
@@ -258,7 +260,7 @@ def _measure(
 
 
 def _scale(run: FinishedRun, ground: GroundSet, scales: dict[str, float], name: str, *, seed: int) -> float:
-    """What the run divides a term by; of a kind of diversity that it does not have, measured as the run does."""
+    """The run's scale of a term; measured as the run does for a diversity term that the run lacks."""
     if name in scales:
         return scales[name]
     if not run.learner.calibrate:
@@ -274,8 +276,8 @@ def _wanted_blocks(run: FinishedRun, blocks: int | list[int] | None) -> list[int
     missing = [index for index in wanted if index not in run.manifest.blocks]
     if missing or not wanted:
         raise ConfigError(
-            f"blocks must be of those that are finished, {len(finished)} of {run.manifest.num_blocks}, the first "
-            f"{finished[0]} and the last {finished[-1]}; got {missing or wanted}."
+            f"blocks must be finished ones: {len(finished)} of {run.manifest.num_blocks}, from {finished[0]} to "
+            f"{finished[-1]}; got {missing or wanted}."
         )
     return wanted
 
@@ -286,19 +288,15 @@ def _check_options(*, max_samples: int, near_duplicate: float, seed: int) -> Non
     if not 0.0 < near_duplicate < 1.0:
         raise ConfigError(f"near_duplicate must be a cosine above 0 and below 1, got {near_duplicate}.")
     if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed must be at least 0 and below 2^63, got {seed}.")
+        raise ConfigError(f"seed must be 0 <= seed < 2^63, got {seed}.")
 
 
 def _describe(block: ComparedBlock) -> str:
     """The table of a block, for the terminal."""
-    lines = [
-        "",
-        f"block {block.index}: {block.num_selected:,} of {block.num_samples:,} samples, {block.formula}",
-        f"{'':<25}" + "".join(f"{title:>10}" for title, _ in TABLE.values()),
-    ]
-    for row in block.rows:
-        lines.append(f"{row.name:<25}" + "".join(f"{cell:>10}" for cell in format_row(row)))
-    return "\n".join([*lines, *(f"note: {note}" for note in block.notes)])
+    head = f"block {block.index}: {block.num_selected:,} of {block.num_samples:,} samples, {block.formula}"
+    rows = [["", *(title for title, _ in TABLE.values())], *([row.name, *format_row(row)] for row in block.rows)]
+    notes = [f"note: {note}" for note in block.notes]
+    return "\n".join(["", head, *format_table(rows, name_width=25, cell_width=10), *notes])
 
 
 def _formula(objective: JointObjective, scales: Tensor) -> str:

@@ -27,7 +27,6 @@ from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaErro
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint
 from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names
-from datamask_pl.mask.budget_table import describe_budgets
 from datamask_pl.mask.columns import find_types, join_columns, own_schema
 from datamask_pl.mask.manifest import (
     Manifest,
@@ -38,6 +37,7 @@ from datamask_pl.mask.manifest import (
     read_part,
     write_table,
 )
+from datamask_pl.mask.summary import describe_budgets
 
 _AGAIN = "it is made again from the logits"
 

@@ -1,4 +1,4 @@
-"""One HTML file that shows what a mask is worth, to be opened anywhere."""
+"""The `report` command: one HTML file about a mask, which opens offline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from datamask_pl.mask.manifest import read_complete
 from datamask_pl.mask.summary import COMPARED, Summary, summarize
 
 REPORT_NAME = "report.html"
+_TEMPLATE = "report.html.jinja"
 MAX_POINTS = 4000
 _NUM_WORKERS = 4
 _BATCH_ROWS = 1 << 14
@@ -55,30 +57,30 @@ def report(
     num_clusters: int = 20,
     seed: int = 0,
 ) -> None:
-    """Writes one HTML file of a mask: what it is worth, how it was learned, what it kept. It needs no network.
+    """Writes one HTML file about a mask: its value, its learning curves, what it kept. The file needs no network.
 
-    Holds the table of `compare` if that was run before; a mask that `export` made has its worth from there alone. Needs
+    Includes the table of `compare` if that was run before; the value of an exported mask comes from there alone. Needs
     matplotlib and jinja2.
 
     Args:
-        run: folder of the run, which fit names at its end.
-        mask: folder of the mask, instead of the run, such as one that export made; there are no curves then.
-        source: the files that the mask was learned from, where they have moved since.
-        output: HTML file to write; report.html in the run's folder, or, of a mask elsewhere, in one beside it:
-            NAME-evidence.
-        block: whose features are shown; the first that is finished if left out.
-        group_column: column by whose values to show what was kept.
-        length_column: column by which to show what was kept: numbers, or texts, whose characters are counted.
-        metadata: parquet files with these columns and the ids of the mask; the source if left out.
-        max_samples: of a larger block, so many random samples are clustered.
-        num_clusters: of the features.
-        seed: of the clusters and of what is random.
+        run: folder of the run, as fit prints it at the end.
+        mask: folder of a mask, instead of the run, such as one that export made; without learning curves.
+        source: the files from which the mask was learned, if they have moved.
+        output: HTML file to write. Default: report.html in the run's folder, or in NAME-evidence next to a mask outside
+            a run.
+        block: block whose features are shown. Default: the first finished block.
+        group_column: column whose values are the groups of the kept shares.
+        length_column: column of lengths for the kept shares: numbers, or texts, whose characters are counted.
+        metadata: parquet files with these columns and the ids of the mask. Default: the source.
+        max_samples: for larger blocks, a random subset of this size is clustered.
+        num_clusters: number of clusters of the features.
+        seed: of the clusters and random subsets.
 
     Raises:
-        ConfigError: If an option is out of range, matplotlib or jinja2 is missing, or the files are not those that the
-            mask was learned from.
+        ConfigError: If an option is out of range, matplotlib or jinja2 is missing, or the mask was learned from other
+            files.
         DataFileError: If there is no mask, or a file is missing, has changed or cannot be written.
-        SchemaError: If a column is missing or of a type that cannot be used.
+        SchemaError: If a column is missing or has an unsupported type.
     """
     _check_options(max_samples=max_samples, num_clusters=num_clusters, seed=seed)
     found, folder = find_mask(run, mask, None)
@@ -87,9 +89,10 @@ def report(
     shown = min(finished.manifest.blocks) if block is None else block
     if shown not in finished.manifest.blocks:
         raise ConfigError(
-            f"block must be one that is finished, the first is {min(finished.manifest.blocks)}; got {shown}."
+            f"block must be a finished one, from {min(finished.manifest.blocks)} to {max(finished.manifest.blocks)}; "
+            f"got {shown}."
         )
-    # begun now, so that a folder that cannot be written to is noticed before the work
+    # opened first, so that a read-only folder is noticed before the work
     with atomic_path(path) as temporary:
         tables = _tables(finished, metadata or source, group_column=group_column, length_column=length_column)
         pictures, curves_text = _pictures(
@@ -97,10 +100,10 @@ def report(
         )
         text = _render(finished, pictures, tables, shown=shown, max_samples=max_samples, curves_text=curves_text)
         temporary.write_text(text, encoding="utf-8")
-    print(f"written {path} ({len(text) / 1e6:.1f} MB), to be opened in any browser")
+    print(f"written {path} ({len(text) / 1e6:.1f} MB); open it in any browser")
     if not (folder / COMPARISON_JSON).exists():
         named = f"--{'run' if run else 'mask'} {shlex.quote(run or str(mask))}"
-        print(f"python cli.py compare {named} adds a table of other ways to choose")
+        print(f"next    python cli.py compare {named} adds a table of baselines")
 
 
 def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:
@@ -111,16 +114,16 @@ def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:
         if value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}.")
     if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed must be at least 0 and below 2^63, got {seed}.")
+        raise ConfigError(f"seed must be 0 <= seed < 2^63, got {seed}.")
 
 
-# ---- what the columns of the source tell
+# ---- kept shares by columns of the source
 
 
 def _tables(
     run: FinishedRun, metadata: str | list[str] | None, *, group_column: str | None, length_column: str | None
 ) -> dict[str, Any]:
-    """What was kept by group and by length, as the template has it."""
+    """Kept shares by group and by length, for the template."""
     tables: dict[str, Any] = {"groups": None, "lengths": None}
     if group_column is None and length_column is None:
         return tables
@@ -142,7 +145,7 @@ def _tables(
     )
     overall = sum(int(keep_N.sum()) for keep_N in selection.keep) / max(1, sum(map(len, selection.keep)))
     if overall == 0:
-        raise ConfigError("metadata: none of these files' ids is one that the mask keeps; give files with its ids.")
+        raise ConfigError("metadata: the mask keeps none of the ids in these files; pass files with its ids.")
     pieces = partial(_pieces, sources, selection.keep)
     if group_column is not None:
         rows = by_group(pieces(group_column))
@@ -172,18 +175,18 @@ def _check_column(source: SourceFile, column: str, *, is_length: bool) -> None:
     if column not in schema.names:
         raise SchemaError(
             f"{source.location.name} has no column {column!r}; its columns are: {', '.join(schema.names)}. If other "
-            "files with the same ids have it, give them as --metadata."
+            "files with the same ids have it, pass them as --metadata."
         )
     data_type = schema.field(column).type
     is_number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type)
     is_text = pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
     if is_length and not (is_number or is_text):
         raise SchemaError(
-            f"{source.location.name}: length column {column!r} must hold numbers or texts, it is {data_type}."
+            f"{source.location.name}: length column {column!r} must hold numbers or texts, not {data_type}."
         )
     if pa.types.is_nested(data_type):
         raise SchemaError(
-            f"{source.location.name}: group column {column!r} must hold one plain value a row, it is {data_type}."
+            f"{source.location.name}: group column {column!r} must hold one plain value per row, not {data_type}."
         )
 
 
@@ -202,21 +205,21 @@ def _length_table(lengths: Lengths) -> dict[str, Any]:
     }
 
 
-# ---- words and numbers
+# ---- text and numbers
 
 
 def _pictures(
     run: FinishedRun, shown: int, *, max_samples: int, num_clusters: int, seed: int, has_curves: bool
 ) -> tuple[dict[str, str], str]:
-    """Every picture by name, and words about the curves."""
-    from datamask_pl.evidence import pictures as made  # here, for without matplotlib there is an error in words
+    """Every picture by name, and a caption of the curves."""
+    from datamask_pl.evidence import pictures as made  # here: _check_options reports a missing matplotlib first
 
     pictures = made.part_pictures(run)
     pictures |= made.feature_pictures(
         run, shown, max_samples=max_samples, max_points=MAX_POINTS, num_clusters=num_clusters, seed=seed
     )
-    pictures["curves"], words = (made.curves(run) if has_curves else None) or ("", "")
-    return pictures, words
+    pictures["curves"], caption = (made.curves(run) if has_curves else None) or ("", "")
+    return pictures, caption
 
 
 def _render(
@@ -228,8 +231,6 @@ def _render(
     max_samples: int,
     curves_text: str,
 ) -> str:
-    from datamask_pl.evidence.page import render
-
     manifest = run.manifest
     summary = summarize(manifest.blocks)
     num_in_block = manifest.blocks[shown]["num_samples"]
@@ -237,16 +238,16 @@ def _render(
     comparison, notes = _comparison(run)
     if run.is_exported:
         made_from = ", ".join(dict.fromkeys(str(about["made_from"]["mask"]) for about in manifest.blocks.values()))
-        notes.append(f"This mask was made by export from the logits of {redact(made_from)}, without training.")
+        notes.append(f"This mask was exported from the logits of {redact(made_from)}, without training.")
     if len(manifest.blocks) < manifest.num_blocks:
-        notes.append(f"{len(manifest.blocks)} of {manifest.num_blocks} blocks are finished; this is about those.")
+        notes.append(f"{len(manifest.blocks)} of {manifest.num_blocks} blocks are finished and shown.")
     config = json.dumps(_redacted(manifest.config), indent=2, ensure_ascii=False)
     shared = {redact(name): None for name in manifest.files}
     more = f" and {len(shared) - 10:,} more" if len(shared) > 10 else ""
-    return render(
+    return render_html(
         pictures=pictures,
-        name=run.place.resolve().name if isinstance(run.place, Path) else run.place.name,
-        folder=str(run.place),
+        name=run.root.resolve().name if isinstance(run.root, Path) else run.root.name,
+        folder=str(run.root),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         tiles=_tiles(summary),
         notes=notes,
@@ -264,6 +265,22 @@ def _render(
     )
 
 
+def render_html(*, pictures: dict[str, str], **content: Any) -> str:  # noqa: ANN401
+    """The report as one HTML document that loads nothing. Everything but the pictures is escaped.
+
+    Args:
+        pictures: SVG elements by name, drawn by this package.
+        content: the names that the template uses.
+    """
+    from jinja2 import Environment, StrictUndefined  # optional, as is markupsafe
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": lambda share: f"{share:.1%}", "count": lambda number: f"{number:,}"}
+    template = environment.from_string((files("datamask_pl.evidence") / _TEMPLATE).read_text(encoding="utf-8"))
+    return template.render(pictures={name: Markup(picture) for name, picture in pictures.items()}, **content)
+
+
 def _tiles(summary: Summary) -> list[tuple[str, str]]:
     tiles = [
         ("samples", f"{summary.num_samples:,}"),
@@ -272,11 +289,11 @@ def _tiles(summary: Summary) -> list[tuple[str, str]]:
         ("block" if summary.num_blocks == 1 else "blocks", f"{summary.num_blocks:,}"),
         ("seconds", f"{summary.seconds:,.1f}"),
     ]
-    return tiles + ([("bad rows left out", f"{summary.num_dropped:,}")] if summary.num_dropped else [])
+    return tiles + ([("bad rows dropped", f"{summary.num_dropped:,}")] if summary.num_dropped else [])
 
 
 def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any] | None:
-    if not summary.values:  # of a mask that was exported
+    if not summary.values:  # an exported mask
         return None
     mask, random, top = (summary.values[key] for key in COMPARED)
     names = [term.name for term in run.objective.terms]
@@ -298,20 +315,20 @@ def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any] | None:
 
 
 def _comparison(run: FinishedRun) -> tuple[dict[str, Any] | None, list[str]]:
-    """What `compare` wrote, as the template has it, and what is to be said of it; None if it is not of this mask."""
+    """The record of `compare` for the template, and notes; None if it belongs to another mask."""
     path = run.folder / COMPARISON_JSON
     if not path.exists():
         return None, []
     found = Comparison.read(path)
     if (found.plan_hash, found.settings) != (run.manifest.plan_hash, run.manifest.settings):
-        return None, [f"{path} is of another mask and is left out; run compare again."]
+        return None, [f"{path} belongs to another mask and is not shown; run compare again."]
     blocks = [{**vars(block), "rows": _cells(block.rows)} for block in found.blocks]
     legend = describe_legend(found.near_duplicate)
     return {"titles": [title for title, _ in TABLE.values()], "blocks": blocks, "legend": legend}, []
 
 
 def _cells(rows: list[Row]) -> list[dict[str, Any]]:
-    """The rows of a block with their best numbers marked; time and overlap have no best."""
+    """The rows of a block with the best number per column marked, except time and overlap."""
     best: dict[str, float] = {name: max(getattr(row, name) for row in rows) for name in HIGHER_IS_BETTER}
     best["near_duplicates"] = min(row.near_duplicates for row in rows)
     shown = []
@@ -335,7 +352,7 @@ def _shown(value: object) -> str:
 
 
 def _redacted(value: Any) -> Any:  # noqa: ANN401
-    """The configuration without what addresses hold of users, passwords and queries."""
+    """The configuration with users, passwords and queries removed from URLs."""
     if isinstance(value, dict):
         return {name: _redacted(part) for name, part in value.items()}
     if isinstance(value, list):

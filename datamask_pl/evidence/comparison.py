@@ -1,4 +1,7 @@
-"""What `compare` found out, on disk: comparison.csv for tables, comparison.json for `report`."""
+"""Which baselines a mask is compared with, and the record of a comparison.
+
+`compare` writes the record as comparison.csv for tables and comparison.json for `report`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,36 @@ import csv
 import hashlib
 import io
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from datamask_pl.errors import DataFileError
+from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.evidence.baselines.catalog import BASELINES, BaselineName
 from datamask_pl.mask.parts import check_kinds
+from datamask_pl.objectives import DiversityName
 
+# Quick ones, one of each kind.
+DEFAULT_BASELINES: list[BaselineName] = [
+    "random",
+    "top_quality",
+    "greedy_facility_location",
+    "greedy_pairwise",
+    "greedy_disf",
+    "leverage_score",
+    "semdedup",
+    "semdedup_quality",
+]
+# The diversity term that a baseline maximises together with quality.
+DIVERSITY_OF: dict[BaselineName, DiversityName] = {
+    "greedy_facility_location": "facility_location",
+    "greedy_pairwise": "pairwise",
+    "greedy_disf": "disf",
+    "disf_batches": "disf",
+}
+# Limit of the similarities of all pairs, which greedy_facility_location holds.
+MAX_SIMILARITY_BYTES = 4_000_000_000
 COMPARISON_CSV, COMPARISON_JSON = "comparison.csv", "comparison.json"
 COMPARISON_FORMAT = 2
 TABLE = {
@@ -31,21 +57,77 @@ _BLOCK = {"index": int, "num_samples": int, "num_selected": int, "formula": str,
 _ROW = {"block": int, "name": str, **dict.fromkeys(TABLE, float)}
 
 
+def quality_weight_of(name: BaselineName, quality_weight: float, *, scale_of: Callable[[str], float]) -> float:
+    """The quality weight of a baseline at which quality counts as much as in the run.
+
+    Greedy maximises raw terms. w Q / a + (1 - w) D / b is, up to a factor, v Q + (1 - v) D with
+    v = (w / a) / (w / a + (1 - w) / b). `leverage_score` has quality and diversity on one scale, and takes w itself.
+    DiSF as published has no quality.
+
+    Args:
+        name: of the baseline.
+        quality_weight: w, in [0, 1].
+        scale_of: scale by which the run divides a term, `quality` or a diversity term; 0 if the term is constant and
+            does not count.
+
+    Returns:
+        In [0, 1]; w where neither term counts.
+
+    Example:
+        >>> quality_weight_of("greedy_disf", 0.5, scale_of={"quality": 3.0, "disf": 1.0}.__getitem__)
+        0.25
+    """
+    if name == "disf_published":
+        return 0.0
+    if name not in DIVERSITY_OF:
+        return quality_weight
+    quality_scale, diversity_scale = scale_of("quality"), scale_of(DIVERSITY_OF[name])
+    quality = quality_weight / quality_scale if quality_scale > 0 else 0.0
+    diversity = (1.0 - quality_weight) / diversity_scale if diversity_scale > 0 else 0.0
+    return quality / (quality + diversity) if quality + diversity > 0 else quality_weight
+
+
+def check_baselines(names: Sequence[str], *, num_samples: int) -> list[BaselineName]:
+    """Checks that the baselines exist and fit into memory.
+
+    Args:
+        names: of baselines.
+        num_samples: of the largest problem.
+
+    Returns:
+        The names.
+
+    Raises:
+        ConfigError: If a name is unknown or repeated, or there are too many samples.
+    """
+    known = [name for name in BASELINES if name in names]
+    if len(known) < len(names):
+        raise ConfigError(f"baselines must be distinct names of: {', '.join(BASELINES)}; got {list(names)}.")
+    num_bytes = 4 * num_samples**2
+    if "greedy_facility_location" in names and num_bytes > MAX_SIMILARITY_BYTES:
+        raise ConfigError(
+            f"max_samples: greedy_facility_location holds the similarities of all pairs, {num_bytes / 1e9:.1f} GB for "
+            f"{num_samples:,} samples; lower max_samples to {int((MAX_SIMILARITY_BYTES / 4) ** 0.5):,} or remove it "
+            "from baselines."
+        )
+    return known
+
+
 @dataclass(frozen=True)
 class Row:
-    """What one way to choose is worth on one block.
+    """The measures of one method on one block.
 
     Attributes:
         block: index of the block.
-        name: `mask`; `relearned`, for a part of a block and for a mask that was exported; or that of a competitor.
+        name: `mask`; `relearned`, for a sample of a block and for an exported mask; or of a baseline.
         f: the run's objective, with its weights and scales.
         quality: mean scaled quality.
         facility_location: see `evidence.measures`, as are the next two; higher is better in each.
         pairwise: minus the mean cosine of two kept samples.
         disf: minus the squared norm of the kept samples' covariance.
-        seconds: it took, after a first call for a few samples; of the mask as the run did.
-        overlap: with the mask, Jaccard.
-        near_duplicates: share of the kept samples with another kept one above the cosine.
+        seconds: time taken, after a first call on a few samples; for `mask` the time of the run.
+        overlap: Jaccard index with the mask.
+        near_duplicates: share of kept samples that have another kept sample above the cosine.
     """
 
     block: int
@@ -62,14 +144,14 @@ class Row:
 
 @dataclass(frozen=True)
 class ComparedBlock:
-    """What was found out about one block.
+    """The methods compared on one block.
 
     Attributes:
         index: of the block.
-        num_samples: that were compared.
-        num_selected: of them that each way keeps.
-        formula: f in words.
-        notes: what a reader has to know.
+        num_samples: samples compared.
+        num_selected: samples that each method keeps.
+        formula: f as text.
+        notes: caveats for the reader.
         rows: the mask first.
     """
 
@@ -83,15 +165,15 @@ class ComparedBlock:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was found out.
+    """The record of a comparison.
 
     Attributes:
         plan_hash: of the mask's data.
         settings: of the mask.
         near_duplicate: cosine above which two samples are near-duplicates.
-        seed: of what was random.
-        num_threads: of torch, by which the seconds go.
-        blocks: that were compared.
+        seed: of the random choices.
+        num_threads: torch threads, on which the seconds depend.
+        blocks: the blocks compared.
     """
 
     plan_hash: str
@@ -102,7 +184,7 @@ class Comparison:
     blocks: list[ComparedBlock]
 
     def to_csv(self) -> str:
-        """A line for each row of each block."""
+        """One line per row of each block."""
         rows = [asdict(row) for block in self.blocks for row in block.rows]
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -111,22 +193,22 @@ class Comparison:
         return text.getvalue()
 
     def to_json(self) -> str:
-        """Everything, with a checksum: a digit that has changed would be shown as if it had been measured."""
+        """The record with a checksum, so that a changed digit is not shown as a measurement."""
         content = {"format": COMPARISON_FORMAT, **asdict(self)}
         return json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Comparison:
-        """What `to_json` made of one.
+        """Reads what `to_json` wrote.
 
         Raises:
-            DataFileError: If the file cannot be read, is of another version, or has changed since it was written.
+            DataFileError: If the file cannot be read, has another version, or was changed.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             check_kinds(content, {"format": int})
             if content.pop("format") != COMPARISON_FORMAT:
-                raise ValueError("it is of another version")
+                raise ValueError("it has another version")
             if content.pop("sha256", None) != _sum_of({"format": COMPARISON_FORMAT, **content}):
                 raise ValueError("its checksum is wrong")
             return _parse(content)
@@ -141,11 +223,11 @@ def format_row(row: Row) -> list[str]:
 
 
 def describe_legend(near_duplicate: float) -> str:
-    """What the columns of the table mean."""
+    """Explains the columns of the table."""
     return (
-        "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard, with the "
-        f"mask;\nnear-dup.: kept samples with another kept one above a cosine of {near_duplicate:g};\n"
-        "seconds: each method was called for a few samples first; what a first call loads and compiles is left out"
+        "quality is scaled; higher is better in f, quality, facility, pairwise and DiSF; overlap: Jaccard index with "
+        f"the mask;\nnear-dup.: share of kept samples with another kept sample above a cosine of {near_duplicate:g};\n"
+        "seconds: without loading and compiling, which a first call on a few samples does"
     )
 
 
@@ -154,7 +236,7 @@ def _sum_of(content: dict[str, Any]) -> str:
 
 
 def _parse(content: dict[str, Any]) -> Comparison:
-    """Raises a ValueError or TypeError if something is missing, of another kind or too much."""
+    """Raises ValueError or TypeError if a key is missing, unknown or of another type."""
     check_kinds(content, _ABOUT)
     blocks = []
     for block in content["blocks"]:

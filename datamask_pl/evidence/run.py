@@ -1,4 +1,4 @@
-"""A mask that is made, with the data that it was made from: what `compare` and `report` look at.
+"""A finished run read back: its mask, data and objective, for `compare` and `report`.
 
 Shapes: N samples of a block.
 """
@@ -31,15 +31,15 @@ _LIMITS = ("cost_column", "group_column", "keep_ids", "drop_ids")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A mask, what it was learned from and for.
+    """A mask with its data and objective.
 
     Attributes:
-        folder: where what is found out goes.
+        folder: where results are written.
         mask: folder of the parts.
-        manifest: of the mask; its blocks are those that are finished.
-        data: the files, which are those that the mask was learned from.
-        learner: with the options of the run; it has learned nothing.
-        quality_weight: as the run was told.
+        manifest: of the mask, with the finished blocks.
+        data: the files from which the mask was learned.
+        learner: an untrained learner with the options of the run.
+        quality_weight: option of the run.
     """
 
     folder: Path
@@ -51,49 +51,47 @@ class FinishedRun:
 
     @property
     def objective(self) -> JointObjective:
-        """What was maximised."""
+        """The objective of the run."""
         return self.learner.objective
 
     @property
-    def place(self) -> AnyPath:
+    def root(self) -> AnyPath:
         """Folder of the run, or of the mask if that is elsewhere."""
         return self.folder if self.mask == self.folder / "mask" else self.mask
 
     @property
     def is_exported(self) -> bool:
-        """True if the mask was made from the logits of another one, and not learned for its budget."""
+        """True if `export` made the mask from the logits of a run with another budget."""
         return any("made_from" in about for about in self.manifest.blocks.values())
 
     @property
     def limits(self) -> list[str]:
-        """Options by which the budget went, beside the number of samples."""
+        """Options that limit the mask, other than the number of samples."""
         return limits_of(self.manifest)
 
     def scales(self, index: int) -> dict[str, float]:
-        """What the run divides each term by, in a block.
+        """The scale of each term in a block.
 
         Raises:
-            DataFileError: If the part does not say.
+            DataFileError: If the part has no scales.
         """
         found = self.manifest.blocks[index].get("scales")
         names = [term.name for term in self.objective.terms]
         if not isinstance(found, dict) or not all(isinstance(found.get(name), float) for name in names):
-            raise DataFileError(
-                f"{self.mask / part_name(index)} does not say by what the terms of f are divided; make the mask again."
-            )
+            raise DataFileError(f"{self.mask / part_name(index)} has no scales of the terms of f; make the mask again.")
         return {name: found[name] for name in names}
 
     @property
     def can_learn_block(self) -> bool:
-        """True if `learn_block` does what the run did: it saw whole blocks, and kept to a number of samples alone."""
+        """True if `learn_block` repeats the run's method: whole blocks, limited by a number of samples alone."""
         return self.learner.is_whole_block and not self.limits
 
     def learn_block(self, ground: GroundSet, scales: Tensor) -> Tensor:
-        """The mask that the run's method learns for a ground set; see `evidence.relearned`.
+        """The mask that the run's method learns for a ground set; see `learner.loop`.
 
         Args:
             ground: the samples and the budget.
-            scales: float64 (number of terms,), by which the terms are divided.
+            scales: float64 (number of terms,), divisors of the terms.
 
         Returns:
             bool (N,), True = kept.
@@ -112,7 +110,7 @@ class FinishedRun:
 
 
 def limits_of(manifest: Manifest) -> list[str]:
-    """Options by which the budget of a mask went, beside the number of samples: of `export`, if that made it."""
+    """Options that limit a mask, other than the number of samples; of `export`, if that made it."""
     settings, data = manifest.settings, (manifest.config or {}).get("data", {})
     if "export.select_ratio" in settings:
         return [f"export.{name}" for name in _LIMITS if settings.get(f"export.{name}")]
@@ -120,17 +118,17 @@ def limits_of(manifest: Manifest) -> list[str]:
 
 
 def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[AnyPath, Path]:
-    """Folder of the mask, and folder for what is found out about it.
+    """Folder of the mask, and folder for the results about it.
 
-    That is output, if given, or the run's folder. For a mask elsewhere, as `export` writes it, a folder beside it, with
-    its name and -evidence behind it; in the current folder where the mask is in an object store.
+    The latter is `output`, or else the run's folder. For a mask outside a run, as `export` writes it, it is
+    NAME-evidence next to the mask, or in the current folder if the mask is in an object store.
 
     Raises:
-        ConfigError: If neither or both of run and mask are given.
+        ConfigError: If neither or both of run and mask are set.
         DataFileError: If there is no mask.
     """
     if (run is None) == (mask is None):
-        raise ConfigError("give either --run, the folder of a run, or --mask, the folder of a mask.")
+        raise ConfigError("pass either --run, the folder of a run, or --mask, the folder of a mask.")
     if run is not None:
         folder = local_path("run", run)
         found: AnyPath = folder / "mask"
@@ -138,17 +136,17 @@ def find_mask(run: str | None, mask: str | None, output: str | None) -> tuple[An
             if (folder / MANIFEST_NAME).exists():
                 hint = f"it is a mask folder itself: --mask {folder}"
             elif folder.is_dir():
-                hint = "if mask.output was set, give that folder as --mask"
+                hint = "if mask.output was set, pass that folder as --mask"
             else:
-                hint = "give the folder that fit names at its end, such as runs/fineweb/version_0"
+                hint = "pass the folder that fit prints at the end, such as runs/fineweb/version_0"
             raise DataFileError(f"{folder} has no mask ({found / MANIFEST_NAME} does not exist); {hint}.")
     else:
         found = any_path("mask", str(mask))
         folder = _beside(found)
         if not (found / MANIFEST_NAME).exists():
             raise DataFileError(
-                f"{found} is no mask folder: it has no {MANIFEST_NAME}; give the folder that fit names at its end, "
-                "such as runs/fineweb/version_0/mask."
+                f"{found} is not a mask folder: it has no {MANIFEST_NAME}; pass the folder that fit prints at the "
+                "end, such as runs/fineweb/version_0/mask."
             )
     return found, folder if output is None else local_path("output", output)
 
@@ -162,12 +160,12 @@ def _beside(mask: AnyPath) -> Path:
 
 
 def open_run(mask: AnyPath, folder: Path, *, source: str | list[str] | None) -> FinishedRun:
-    """Reads the manifest of a mask, and finds the files that it was learned from.
+    """Reads the manifest of a mask, and finds the files from which it was learned.
 
     Args:
         mask: folder of the mask.
-        folder: where what is found out goes.
-        source: the files, where they are not at the run's data.path any more.
+        folder: where results are written.
+        source: the files, if they are no longer at the run's data.path.
 
     Raises:
         ConfigError: If the mask was learned from Python, has no finished block, its configuration does not fit this
@@ -183,13 +181,13 @@ def open_run(mask: AnyPath, folder: Path, *, source: str | list[str] | None) -> 
         if source is not None:
             raise
         raise DataFileError(
-            f"{str(error).rstrip('.')} (data.path is that of the run; if the files have moved, give --source)."
+            f"{str(error).rstrip('.')} (this is data.path of the run; if the files have moved, pass --source)."
         ) from error
     if data.plan_hash != manifest.plan_hash:
         given = "source" if source is not None else "data.path of the run"
         raise ConfigError(
-            f"{given}: the files are not those that {mask} was learned from (plan {data.plan_hash[:12]}, the mask's is "
-            f"{manifest.plan_hash[:12]}); names, sizes, row groups and columns must be the same. "
+            f"{given}: {mask} was learned from other files (plan {manifest.plan_hash[:12]}, current plan "
+            f"{data.plan_hash[:12]}); names, sizes, row groups and columns must be the same. "
             f"The mask's files: {_few(manifest.files)}."
         )
     config = manifest.config or {}
@@ -219,13 +217,13 @@ def read_block(run: FinishedRun, index: int) -> tuple[Block, Tensor]:
     path = run.mask / part_name(index)
     table = read_columns(run.mask, index, run.manifest, ["id", "selected"])
     block = run.data.read_block(index)
-    there, here = plain(_whole(table["id"])), plain(block.ids)
-    if not here.equals(there):
-        pairs = zip(here.to_pylist(), there.to_pylist(), strict=False)
-        row = next((row for row, (one, other) in enumerate(pairs) if one != other), min(len(here), len(there)))
+    saved, current = plain(_whole(table["id"])), plain(block.ids)
+    if not current.equals(saved):
+        pairs = zip(current.to_pylist(), saved.to_pylist(), strict=False)
+        row = next((row for row, (one, other) in enumerate(pairs) if one != other), min(len(current), len(saved)))
         raise DataFileError(
-            f"{path} is of other samples than the files hold now: they differ from sample {row} of the block on, of "
-            f"{len(there)} in the mask and {len(here)} in the files; restore the files, or fit again."
+            f"{path}: the files no longer hold the samples of the mask; they differ from sample {row} of the block on "
+            f"({len(saved)} samples in the mask, {len(current)} in the files). Restore the files, or fit again."
         )
     return block, torch.from_numpy(table["selected"].to_numpy())
 
@@ -236,7 +234,7 @@ def ground_set(block: Block, num_selected: int, rows: Tensor | None = None) -> G
     Args:
         block: read from the files.
         num_selected: the budget.
-        rows: int64, rows of the block; all if left out.
+        rows: int64, rows of the block. Default: all.
     """
     chosen = slice(None) if rows is None else rows
     return GroundSet(
@@ -250,11 +248,11 @@ def ground_set(block: Block, num_selected: int, rows: Tensor | None = None) -> G
 def _instantiate(
     manifest: Manifest, mask: AnyPath, source: str | list[str] | None
 ) -> tuple[FeatureDataModule, MaskLearner]:
-    """Data module and learner of the run, as its configuration says."""
+    """Data module and learner with the configuration of the run."""
     if manifest.config is None:
         raise ConfigError(
-            f"{mask} was made from Python: its {MANIFEST_NAME} has no configuration that says where the data are and "
-            "what was maximised; only masks that the fit command made can be looked at."
+            f"{mask} was made from Python: its {MANIFEST_NAME} records neither data nor objective. compare and report "
+            "need a mask made by the fit command."
         )
     config: dict[str, Any] = {name: dict(manifest.config[name]) for name in ("data", "model")}
     if source is not None:

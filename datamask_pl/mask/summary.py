@@ -1,29 +1,30 @@
-"""A run in a few numbers."""
+"""A mask in a few numbers, and text tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datamask_pl.data.types import Values
+from datamask_pl.mask.manifest import MANIFEST_NAME
 
-# What a manifest says of each block, and what it is called.
+# The masks whose values a manifest records per block, and their labels.
 COMPARED = {"mask": "mask", "random": "random", "top_quality": "top quality"}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Finished blocks taken together.
+    """Totals over the finished blocks.
 
     Attributes:
-        num_blocks: how many.
-        num_samples: of them all.
-        num_selected: kept of them.
-        num_dropped: bad rows left out.
+        num_blocks: number of finished blocks.
+        num_samples: their samples.
+        num_selected: kept samples.
+        num_dropped: dropped bad rows.
         seconds: sum over the blocks.
-        values: of the mask, a random one and that of the highest quality, by the keys of COMPARED; means over the
-            blocks, weighted by their samples. None where a block says nothing of them, as `export` does not.
+        values: of the mask, a random one and the one of highest quality, by the keys of COMPARED; means over the
+            blocks, weighted by their samples. Empty if a block has none, as after `export`.
     """
 
     num_blocks: int
@@ -35,7 +36,7 @@ class Summary:
 
 
 def summarize(blocks: Mapping[int, Mapping[str, Any]]) -> Summary:
-    """Takes together what a manifest says of its blocks, at least one."""
+    """Totals of the manifest's blocks, at least one."""
     about = list(blocks.values())
     values = {}
     for key in COMPARED if all(COMPARED.keys() <= block.keys() for block in about) else ():
@@ -57,3 +58,37 @@ def summarize(blocks: Mapping[int, Mapping[str, Any]]) -> Summary:
 def _mean(pairs: Iterable[tuple[float, int]]) -> float:
     values = list(pairs)
     return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+
+
+def format_table(rows: Sequence[Sequence[str]], *, name_width: int = 12, cell_width: int = 14) -> list[str]:
+    """Lines of a text table: names on the left, numbers right-aligned, columns two wider than their longest cell.
+
+    Example:
+        >>> format_table([["", "f"], ["mask", "0.5"]], name_width=6, cell_width=5)
+        ['          f', 'mask    0.5']
+    """
+    widths = [max(cell_width, *(len(cell) + 2 for cell in column)) for column in zip(*rows, strict=True)]
+    widths[0] = max(name_width, *(len(row[0]) + 2 for row in rows))
+    return [
+        f"{row[0]:<{widths[0]}}" + "".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+
+
+def describe_budgets(blocks: Iterable[Mapping[str, Any]], *, max_groups: int = 20) -> list[str]:
+    """Table of the samples and costs kept per group over all blocks, largest groups first; empty without limits."""
+    groups: dict[str, list[float]] = {}
+    keys = ("num_selected", "num_samples", "kept_cost", "budget", "cost")
+    for group in (group for block in blocks for group in block.get("budgets", [])):
+        before = groups.get(group["name"], [0.0] * len(keys))
+        # groups without a limit of their own have no budget
+        groups[group["name"]] = [old + (group[key] or 0.0) for old, key in zip(before, keys, strict=True)]
+    if not groups:
+        return []
+    largest = sorted(groups, key=lambda name: -groups[name][-1])[:max_groups]
+    rows = [["group", "kept", "of", "cost kept", "budget", "of"]]
+    for name in largest:
+        counts, costs = groups[name][:2], groups[name][2:]
+        rows.append([name or "all", *(f"{count:,.0f}" for count in counts), *(f"{cost:,.6g}" for cost in costs)])
+    more = [f"and {len(groups) - max_groups} more groups, in {MANIFEST_NAME}"] if len(groups) > max_groups else []
+    return ["", *format_table(rows), *more]

@@ -121,7 +121,7 @@ def write_export():
 def write_comparison():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare_module, "_timed", lambda choose, few, ground: (choose(ground), 0.0))
-        compare("run", competitors=["random"])
+        compare("run", baselines=["random"])
 
 
 class _Noon(datetime):

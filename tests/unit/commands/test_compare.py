@@ -17,7 +17,7 @@ from datamask_pl.cli import main
 from datamask_pl.commands import compare as module
 from datamask_pl.data.scaling import scale_quality
 from datamask_pl.errors import ConfigError, DataFileError
-from datamask_pl.evidence import competitors
+from datamask_pl.evidence import comparison
 from datamask_pl.evidence.baselines.catalog import BASELINES
 from datamask_pl.evidence.comparison import COMPARISON_CSV, COMPARISON_JSON
 from datamask_pl.evidence.run import FinishedRun
@@ -62,9 +62,9 @@ def block_of_shard(path):
 
 
 class TestTheTable:
-    def test_of_every_block_asked_for_it_has_the_mask_and_every_competitor(self, run, capsys):
+    def test_of_every_block_asked_for_it_has_the_mask_and_every_baseline(self, run, capsys):
         compare("--run", run, "--blocks", "[1, 0]")
-        names = ["mask", *competitors.DEFAULT_COMPETITORS]
+        names = ["mask", *comparison.DEFAULT_BASELINES]
         assert sorted(table(run)) == sorted((block, name) for block in range(2) for name in names)
         out = capsys.readouterr().out
         assert all(out.count(f"\n{name} ") == 2 for name in names)
@@ -85,7 +85,7 @@ class TestTheTable:
 
     @pytest.mark.parametrize("seed", [0, 5])
     def test_the_random_mask_is_the_one_that_fit_drew(self, run, seed):
-        compare("--run", run, "--blocks", "[0, 1]", "--seed", seed, "--competitors", "[random]")
+        compare("--run", run, "--blocks", "[0, 1]", "--seed", seed, "--baselines", "[random]")
         for index in range(2):
             row, about = table(run)[index, "random"], manifest(run)["blocks"][str(index)]
             assert float(row["f"]) == pytest.approx(about["random"]["f"], rel=1e-6)
@@ -104,15 +104,15 @@ class TestTheTable:
         monkeypatch.setattr(module, "NUM_FIRST", 20)
         monkeypatch.setattr(module, "baseline_mask", noting)
         monkeypatch.setattr(module.time, "perf_counter", lambda: events.append("clock") or clock())
-        compare("--run", run, "--competitors", "[top_quality, semdedup]")
+        compare("--run", run, "--baselines", "[top_quality, semdedup]")
         seen = [event for event in events if event != "clock"]
         assert seen == [(name, *size) for name in ("top_quality", "semdedup") for size in [(20, 4), (50, 10)]]
         for name in ("top_quality", "semdedup"):
             whole = events.index((name, 50, 10))
             assert events[whole - 1] == events[whole + 1] == "clock"
 
-    def test_numbers_of_a_competitor_are_the_formulas_of_its_mask(self, run):
-        compare("--run", run, "--blocks", 1, "--competitors", "[top_quality]")
+    def test_numbers_of_a_baseline_are_the_formulas_of_its_mask(self, run):
+        compare("--run", run, "--blocks", 1, "--baselines", "[top_quality]")
         row, scales = table(run)[1, "top_quality"], manifest(run)["blocks"]["1"]["scales"]
         features_ND, quality_N = block_of(1)
         mask_N = oracles.mask_of(list(np.argsort(-quality_N, kind="stable")[:10]), 50)
@@ -136,12 +136,12 @@ class TestTheTable:
         options = ("--model.diversity", kind, "--model.calibrate", calibrate, "--model.quality_weight", "0.4")
         fit("--data.path", str(made / "shards"), *OPTIONS, *options)
         greedy = [name for name in BASELINES if name.startswith("greedy_")]
-        compare("--run", run_folder(), "--competitors", json.dumps(["random", "top_quality", *greedy]))
+        compare("--run", run_folder(), "--baselines", json.dumps(["random", "top_quality", *greedy]))
         values = {name: float(row["f"]) for (_, name), row in table(run_folder()).items() if name != "mask"}
         assert max(values, key=values.get) == f"greedy_{kind}"
 
     def test_every_baseline_can_be_asked_for(self, run):
-        compare("--run", run, "--competitors", json.dumps(list(BASELINES)))
+        compare("--run", run, "--baselines", json.dumps(list(BASELINES)))
         assert {name for _, name in table(run)} == {"mask", *BASELINES}
 
     def test_it_is_the_same_twice_but_for_the_seconds(self, run):
@@ -154,8 +154,8 @@ class TestTheTable:
     def test_of_a_large_block_a_random_part_is_compared_and_it_says_so(self, run, capsys):
         compare("--run", run, "--max_samples", 30)
         out = capsys.readouterr().out
-        assert "30 random samples of 50, see max_samples. The mask was learned for all of them" in out
-        assert "relearned is what the run's method learns for these samples" in out
+        assert "30 random samples of 50 (max_samples). The mask was learned for the whole block" in out
+        assert "relearned: the run's method on these samples" in out
         assert float(table(run)[0, "relearned"]["f"]) >= float(table(run)[0, "mask"]["f"])
         (block,) = json.loads((run / COMPARISON_JSON).read_text())["blocks"]
         assert block["num_samples"] == 30
@@ -168,8 +168,8 @@ class TestTheTable:
 
     def test_of_a_mask_with_limits_it_says_that_the_others_have_none(self, run, capsys, monkeypatch):
         monkeypatch.setattr(FinishedRun, "limits", ["data.cost_column"])
-        compare("--run", run, "--max_samples", 30, "--competitors", "[random]")
-        assert "the mask keeps to data.cost_column; the others keep as many samples" in capsys.readouterr().out
+        compare("--run", run, "--max_samples", 30, "--baselines", "[random]")
+        assert "the mask respects data.cost_column; the baselines ignore them" in capsys.readouterr().out
         assert {name for _, name in table(run)} == {"mask", "random"}
 
     def test_a_custom_objective_and_several_terms_are_valued_as_the_run_did(self, made, workplace):
@@ -177,7 +177,7 @@ class TestTheTable:
         terms = '[{"objective": "pairwise", "weight": 2}, {"objective": ' + own + "}]"
         options = (*OPTIONS[:4], *ESTIMATORS["group_relative"], "--model.diversity", terms)
         fit("--data.path", str(made / "shards"), *options)
-        compare("--run", run_folder(), "--competitors", "[random]")
+        compare("--run", run_folder(), "--baselines", "[random]")
         about = manifest(run_folder())["blocks"]["0"]
         assert float(table(run_folder())[0, "mask"]["f"]) == pytest.approx(about["mask"]["f"], rel=1e-6)
 
@@ -188,12 +188,12 @@ class TestTheTable:
         for name, ratio in (("same", 0.2), ("more", 0.4)):
             main(["export", "--mask", str(run_folder() / "mask"), "--output", name, "--select_ratio", str(ratio)])
         about = manifest(run_folder())["blocks"]["0"]
-        compare("--mask", "same", "--competitors", "[random]")
+        compare("--mask", "same", "--baselines", "[random]")
         row = table(workplace / "same-evidence")[0, "mask"]
         if estimator == "multilinear":  # the logits' own mask; where masks are drawn, the best of them may be kept
             assert float(row["f"]) == pytest.approx(about["mask"]["f"], rel=1e-6)
         assert float(row["seconds"]) == about["seconds"]
-        compare("--mask", "more", "--competitors", "[top_quality]")
+        compare("--mask", "more", "--baselines", "[top_quality]")
         rows, (features_ND, quality_N) = table(workplace / "more-evidence"), block_of_shard(made / "shards/0.parquet")
         own_N = parts("more")[0]["selected"].to_numpy()
         terms = {
@@ -203,12 +203,12 @@ class TestTheTable:
         f = sum(0.5 * value / about["scales"][name] for name, value in terms.items())
         assert float(rows[0, "mask"]["f"]) == pytest.approx(f, rel=1e-5)
         out = capsys.readouterr().out
-        assert "was made by export from the logits of a run" in out
-        assert ((0, "relearned") in rows) == (estimator == "multilinear") == ("relearned is what its method" in out)
+        assert "was exported from the logits of a run" in out
+        assert ((0, "relearned") in rows) == (estimator == "multilinear") == ("relearned: the run's method" in out)
 
     def test_what_is_learned_for_an_exported_budget_is_worth_as_much_or_more(self, run, workplace):
         main(["export", "--mask", str(run / "mask"), "--output", "more", "--select_ratio", "0.4"])
-        compare("--mask", "more", "--competitors", "[random]")
+        compare("--mask", "more", "--baselines", "[random]")
         f = {name: float(row["f"]) for (_, name), row in table(workplace / "more-evidence").items()}
         assert f["relearned"] >= f["mask"] > f["random"]
 
@@ -219,26 +219,26 @@ class TestTheTable:
         Path("drop.txt").write_text("4\n")
         main(["export", "--mask", "free", "--output", "limited", "--drop_ids", "drop.txt"])
         capsys.readouterr()
-        compare("--mask", "free", "--competitors", "[random]")
-        assert "the mask keeps to" not in capsys.readouterr().out
-        compare("--mask", "limited", "--competitors", "[random]")
-        assert "the mask keeps to export.drop_ids; the others keep as many" in capsys.readouterr().out
+        compare("--mask", "free", "--baselines", "[random]")
+        assert "the mask respects" not in capsys.readouterr().out
+        compare("--mask", "limited", "--baselines", "[random]")
+        assert "the mask respects export.drop_ids; the baselines ignore them" in capsys.readouterr().out
 
     def test_without_a_run_the_table_goes_beside_the_mask_or_where_told(self, run, workplace):
-        compare("--mask", run / "mask", "--competitors", "[random]")
+        compare("--mask", run / "mask", "--baselines", "[random]")
         assert (run / COMPARISON_CSV).exists()
-        compare("--mask", run / "mask", "--output", "there", "--competitors", "[random]")
+        compare("--mask", run / "mask", "--output", "there", "--baselines", "[random]")
         assert (workplace / "there" / COMPARISON_JSON).exists()
         shutil.copytree(run / "mask", "masks/mine")
-        compare("--mask", "masks/mine", "--competitors", "[random]")
+        compare("--mask", "masks/mine", "--baselines", "[random]")
         assert (workplace / "masks/mine-evidence" / COMPARISON_CSV).exists()
 
     def test_a_mask_in_an_object_store_can_be_compared(self, run, workplace):
         store = fsspec.filesystem("memory")
         for path in (run / "mask").iterdir():
             store.pipe_file(f"/bucket/{workplace.name}/{path.name}", path.read_bytes())
-        compare("--run", run, "--competitors", "[random]")
-        compare("--mask", f"memory://bucket/{workplace.name}", "--competitors", "[random]")
+        compare("--run", run, "--baselines", "[random]")
+        compare("--mask", f"memory://bucket/{workplace.name}", "--baselines", "[random]")
         assert table(workplace / f"{workplace.name}-evidence")[0, "mask"] == table(run)[0, "mask"]
 
 
@@ -265,22 +265,22 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            ((), "give either --run, the folder of a run, or --mask"),
-            (("--run", "RUN", "--mask", "RUN/mask"), "give either --run, the folder of a run, or --mask"),
-            (("--run", "nowhere"), "nowhere has no mask (nowhere/mask/_manifest.json does not exist); give the folder"),
+            ((), "pass either --run, the folder of a run, or --mask"),
+            (("--run", "RUN", "--mask", "RUN/mask"), "pass either --run, the folder of a run, or --mask"),
+            (("--run", "nowhere"), "nowhere has no mask (nowhere/mask/_manifest.json does not exist); pass the folder"),
             (("--run", "."), ". has no mask (mask/_manifest.json does not exist); if mask.output was set"),
             (("--run", "RUN/mask"), "it is a mask folder itself: --mask runs/datamask/version_0/mask"),
-            (("--mask", "RUN"), "runs/datamask/version_0 is no mask folder"),
-            (("--run", "RUN", "--blocks", "7"), "2 of 2, the first 0 and the last 1; got [7]"),
-            (("--run", "RUN", "--blocks", "[]"), "blocks must be of those that are finished"),
-            (("--run", "RUN", "--competitors", "[best]"), "competitors must be different ones of: random, "),
+            (("--mask", "RUN"), "runs/datamask/version_0 is not a mask folder"),
+            (("--run", "RUN", "--blocks", "7"), "2 of 2, from 0 to 1; got [7]"),
+            (("--run", "RUN", "--blocks", "[]"), "blocks must be finished ones"),
+            (("--run", "RUN", "--baselines", "[best]"), "baselines must be distinct names of: random, "),
             (
-                ("--run", "RUN", "--competitors", "random"),
-                "competitors must be a list such as [one, two], or null; got",
+                ("--run", "RUN", "--baselines", "random"),
+                "baselines must be a list such as [one, two], or null; got",
             ),
             (("--run", "RUN", "--max_samples", "0"), "max_samples must be at least 1, got 0"),
             (("--run", "RUN", "--near_duplicate", "1"), "near_duplicate must be a cosine above 0 and below 1, got 1"),
-            (("--run", "RUN", "--seed", "-1"), "seed must be at least 0"),
+            (("--run", "RUN", "--seed", "-1"), "seed must be 0 <= seed < 2^63"),
             (("--run", "RUN", "--output", "shards/0.parquet"), "a part of the path is a file, not a folder"),
             (("--run", "RUN", "--source", "nowhere"), "nothing matches 'nowhere'"),
             (("--run", "RUN", "--num_workers", "3"), "python cli.py compare --help lists the options"),
@@ -294,14 +294,14 @@ class TestFaults:
 
     def test_a_source_that_has_moved_can_be_given(self, run, capsys):
         shutil.move("shards", "moved")
-        assert "if the files have moved, give --source" in self.fails(capsys, "--run", run)
-        compare("--run", run, "--source", "moved", "--competitors", "[random]")
+        assert "if the files have moved, pass --source" in self.fails(capsys, "--run", run)
+        compare("--run", run, "--source", "moved", "--baselines", "[random]")
         assert (run / COMPARISON_CSV).exists()
 
     def test_other_files_are_refused_by_their_hash(self, run, capsys):
         write(run / "other.parquet", make_table(30))
         line = self.fails(capsys, "--run", run, "--source", run / "other.parquet")
-        assert "source: the files are not those that" in line
+        assert f"source: {run}/mask was learned from other files" in line
         assert manifest(run)["plan_hash"][:12] in line
         assert "shards/0.parquet, shards/1.parquet" in line
 
@@ -310,14 +310,13 @@ class TestFaults:
         ids = shard["chunk_id"].to_pylist()
         swapped = pa.array([*ids[:2], ids[3], ids[2], *ids[4:]])
         write(run.parents[2] / "shards/0.parquet", shard.set_column(0, "chunk_id", swapped), **STORED)
-        assert "is of other samples than the files hold now: they differ from sample 2" in self.fails(
-            capsys, "--run", run
-        )
+        line = self.fails(capsys, "--run", run)
+        assert "the files no longer hold the samples of the mask; they differ from sample 2" in line
 
     def test_other_features_in_files_of_the_same_size_are_said(self, run, capsys):
         write(run.parents[2] / "shards/0.parquet", make_table(50, seed=9), **STORED)
-        compare("--run", run, "--competitors", "[random]")
-        assert "the features or qualities in the files have changed since the run" in capsys.readouterr().out
+        compare("--run", run, "--baselines", "[random]")
+        assert "features, qualities or the objective have changed since the run" in capsys.readouterr().out
 
     def test_a_run_that_was_made_from_python_is_refused(self, run, capsys):
         content = manifest(run)
@@ -334,15 +333,15 @@ class TestFaults:
 
     def test_finished_blocks_of_an_unfinished_run_can_be_compared(self, run, capsys):
         (run / "mask/part-00001.parquet").unlink()
-        compare("--run", run, "--competitors", "[random]")
-        assert "1 of 2, the first 0 and the last 0; got [1]" in self.fails(capsys, "--run", run, "--blocks", "1")
+        compare("--run", run, "--baselines", "[random]")
+        assert "1 of 2, from 0 to 0; got [1]" in self.fails(capsys, "--run", run, "--blocks", "1")
         (run / "mask/part-00000.parquet").unlink()
         assert "has no finished block" in self.fails(capsys, "--run", run)
 
     def test_too_many_samples_for_greedys_memory_are_refused_before_the_work(self, run, monkeypatch):
         from datamask_pl.commands.compare import compare as function
 
-        monkeypatch.setattr(competitors, "MAX_SIMILARITY_BYTES", 4 * 20**2)
+        monkeypatch.setattr(comparison, "MAX_SIMILARITY_BYTES", 4 * 20**2)
         with pytest.raises(ConfigError, match="lower max_samples to 20"):
             function(run=str(run))
         function(run=str(run), max_samples=20)
@@ -386,7 +385,7 @@ class TestFaults:
         content = json.loads(whole.schema.metadata[b"datamask_pl"])
         content["about"]["scales"] = {"quality": 1.0}
         pq.write_table(whole.replace_schema_metadata({b"datamask_pl": json.dumps(content)}), part)
-        with pytest.raises(DataFileError, match="does not say by what the terms of f are divided"):
+        with pytest.raises(DataFileError, match="has no scales of the terms of f"):
             function(run=str(run))
 
     def test_a_damaged_manifest_is_named(self, run):

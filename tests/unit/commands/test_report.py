@@ -155,7 +155,7 @@ class TestThePage:
         report("--run", run)
         assert "Beside other ways to choose" not in page_of(run).text
         assert f"python cli.py compare --run {run} adds" in capsys.readouterr().out
-        main(["compare", "--run", str(run), "--competitors", "[random, semdedup]"])
+        main(["compare", "--run", str(run), "--baselines", "[random, semdedup]"])
         report("--run", run)
         page = page_of(run)
         assert "Beside other ways to choose" in page.text
@@ -165,7 +165,7 @@ class TestThePage:
         other = replace(Comparison.read(run / "comparison.json"), plan_hash="0" * 64)
         (run / "comparison.json").write_text(other.to_json())
         report("--run", run)
-        assert "is of another mask and is left out" in page_of(run).text
+        assert "belongs to another mask and is not shown" in page_of(run).text
         assert "semdedup" not in page_of(run).text
 
     def test_secrets_of_addresses_stay_out(self, run):
@@ -192,13 +192,13 @@ class TestThePage:
         main(["export", "--mask", str(run / "mask"), "--output", "more", "--select_ratio", "0.4"])
         report("--mask", "more", "--length_column", "text")
         page = page_of(workplace / "more-evidence")
-        assert f"This mask was made by export from the logits of {run}/mask, without training" in page.text
+        assert f"This mask was exported from the logits of {run}/mask, without training" in page.text
         assert page.text.count("Mask more") == 2
         assert "What the mask is worth" not in page.text
         assert "By length" in page.text
         assert page.tags.count("svg") == 4
         assert ["export.select_ratio", "0.4"] in page.rows
-        main(["compare", "--mask", "more", "--competitors", "[random]"])
+        main(["compare", "--mask", "more", "--baselines", "[random]"])
         report("--mask", "more")
         assert {"mask", "relearned", "random"} <= {row[0] for row in page_of(workplace / "more-evidence").rows if row}
 
@@ -237,12 +237,12 @@ class TestFaults:
         ("args", "message"),
         [
             (("--run", "nowhere"), "nowhere has no mask"),
-            (("--run", "RUN", "--block", "2"), "block must be one that is finished, the first is 0; got 2"),
+            (("--run", "RUN", "--block", "2"), "block must be a finished one, from 0 to 1; got 2"),
             (("--run", "RUN", "--max_samples", "0"), "max_samples must be at least 1, got 0"),
             (("--run", "RUN", "--num_clusters", "0"), "num_clusters must be at least 1, got 0"),
-            (("--run", "RUN", "--seed", "-1"), "seed must be at least 0"),
+            (("--run", "RUN", "--seed", "-1"), "seed must be 0 <= seed < 2^63"),
             (("--run", "RUN", "--group_column", "language"), "has no column 'language'; its columns are: chunk_id, "),
-            (("--run", "RUN", "--group_column", "vector"), "group column 'vector' must hold one plain value a row"),
+            (("--run", "RUN", "--group_column", "vector"), "group column 'vector' must hold one plain value per row"),
             (("--run", "RUN", "--length_column", "vector"), "length column 'vector' must hold numbers or texts"),
             (("--run", "RUN", "--output", "shards"), "it is a folder, not a file"),
             (("--run", "RUN", "--output", "s3://bucket/x.html"), "output must be a path on this machine"),
@@ -256,7 +256,7 @@ class TestFaults:
     def test_metadata_of_other_ids_is_refused(self, run, workplace, capsys):
         write(workplace / "other.parquet", pa.table({"chunk_id": np.arange(500, 600), "tokens": np.arange(100)}))
         line = self.fails(capsys, "--run", run, "--length_column", "tokens", "--metadata", "other.parquet")
-        assert "metadata: none of these files' ids is one that the mask keeps" in line
+        assert "metadata: the mask keeps none of the ids in these files" in line
 
     def test_without_matplotlib_it_says_what_to_install(self, run, capsys, monkeypatch):
         find_spec = importlib.util.find_spec
@@ -268,11 +268,11 @@ class TestFaults:
     def test_a_damaged_comparison_is_named(self, run, capsys):
         (run / "comparison.json").write_text('{"format": 1}')
         line = self.fails(capsys, "--run", run)
-        assert "comparison.json cannot be read (it is of another version)" in line
+        assert "comparison.json cannot be read (it has another version)" in line
         assert "run compare again or delete it" in line
 
     def test_a_number_that_has_changed_in_the_comparison_is_noticed(self, run, capsys):
-        main(["compare", "--run", str(run), "--competitors", "[random]"])
+        main(["compare", "--run", str(run), "--baselines", "[random]"])
         path = run / "comparison.json"
         path.write_text(path.read_text().replace('"num_selected": 10', '"num_selected": 11'))
         capsys.readouterr()

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from datamask_pl.cli import main
+from datamask_pl.commands import report as report_module
 from tests.support.fits import fit
 from tests.support.shards import make_table, write
 
@@ -57,7 +58,7 @@ def test_names_of_files_folders_columns_and_groups_are_text(workplace):
     named = ("--data.id_column", f"id{EVIL}", "--run_name", f"run{EVIL}")
     fit("--data.path", f"shards{EVIL}", *weights, *named, *OPTIONS)
     run = workplace / f"runs/datamask/run{EVIL}"
-    main(["compare", "--run", str(run), "--competitors", "[random]"])
+    main(["compare", "--run", str(run), "--baselines", "[random]"])
     report("--run", str(run), "--group_column", f"group{EVIL}", "--length_column", f"length{EVIL}")
     page = assert_harmless((run / "report.html").read_text(encoding="utf-8"))
     for name in ("shards", "a", "score", "id", "run", "group", "value", "length"):
@@ -89,20 +90,18 @@ def count_texts(value):
 
 def test_every_text_that_the_page_is_given_is_escaped(workplace, monkeypatch):
     """Whatever the template shows, and wherever it shows it."""
-    from datamask_pl.evidence import page as page_module
-
     columns = {"source": pa.array(["one", "two"] * 30), "length": pa.array([1, None] * 30)}
     write(workplace / "shards/a.parquet", make_table(60, **columns))
     fit("--data.path", "shards", "--run_name", "mine", *OPTIONS)
     run = "runs/datamask/mine"
-    main(["compare", "--run", run, "--competitors", "[random]", "--max_samples", "20"])
-    render, given = page_module.render, []
+    main(["compare", "--run", run, "--baselines", "[random]", "--max_samples", "20"])
+    render, given = report_module.render_html, []
 
     def render_evil(*, pictures, **content):
         given.append(content)
         return render(pictures=pictures, **with_evil(content))
 
-    monkeypatch.setattr(page_module, "render", render_evil)
+    monkeypatch.setattr(report_module, "render_html", render_evil)
     report("--run", run, "--group_column", "source", "--length_column", "length")
     html = (workplace / run / "report.html").read_text(encoding="utf-8")
     assert_harmless(html)

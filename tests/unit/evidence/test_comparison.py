@@ -1,4 +1,4 @@
-"""Competitors get the run's pull of quality, or an error in words."""
+"""Baselines get the run's pull of quality, or an error in words."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamask_pl.errors import ConfigError
-from datamask_pl.evidence import competitors
+from datamask_pl.evidence import comparison
 from datamask_pl.evidence.baselines.catalog import BASELINES
-from datamask_pl.evidence.competitors import DEFAULT_COMPETITORS, DIVERSITY_OF, check_competitors, quality_weight_of
+from datamask_pl.evidence.comparison import DEFAULT_BASELINES, DIVERSITY_OF, check_baselines, quality_weight_of
 
 weights = st.floats(0, 1)
 scales = st.floats(1e-3, 1e3)
@@ -37,19 +37,19 @@ def test_only_those_that_maximise_a_raw_term_ask_for_scales():
         assert quality_weight_of(name, 0.3, scale_of=scale_of) == (0.0 if name == "disf_published" else 0.3)
 
 
-def test_every_default_competitor_is_a_baseline():
-    assert check_competitors(DEFAULT_COMPETITORS, num_samples=10) == DEFAULT_COMPETITORS
+def test_every_default_baseline_is_a_baseline():
+    assert check_baselines(DEFAULT_BASELINES, num_samples=10) == DEFAULT_BASELINES
 
 
 @pytest.mark.parametrize("names", [["random", "best"], ["random", "random"]])
 def test_names_that_are_unknown_or_repeated_are_refused_with_the_choices(names):
-    with pytest.raises(ConfigError, match=r"competitors must be different ones of: random, .*semdedup_quality; got"):
-        check_competitors(names, num_samples=10)
+    with pytest.raises(ConfigError, match=r"baselines must be distinct names of: random, .*semdedup_quality; got"):
+        check_baselines(names, num_samples=10)
 
 
 def test_greedy_that_would_not_fit_into_memory_is_refused_before_it_starts(monkeypatch):
-    monkeypatch.setattr(competitors, "MAX_SIMILARITY_BYTES", 4 * 100**2)
-    check_competitors(["greedy_facility_location"], num_samples=100)
+    monkeypatch.setattr(comparison, "MAX_SIMILARITY_BYTES", 4 * 100**2)
+    check_baselines(["greedy_facility_location"], num_samples=100)
     with pytest.raises(ConfigError, match=r"max_samples: .*0\.0 GB for 101 samples; lower max_samples to 100 or"):
-        check_competitors(["greedy_facility_location"], num_samples=101)
-    check_competitors(["greedy_disf"], num_samples=101)
+        check_baselines(["greedy_facility_location"], num_samples=101)
+    check_baselines(["greedy_disf"], num_samples=101)
