@@ -78,6 +78,18 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def pictures(request, monkeypatch):
+    """Pictures take seconds to draw; a test that looks at them asks for `drawn`."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("datamask_pl.evidence.figures.to_svg", lambda draw, *, label: "<svg></svg>")
+
+
+@pytest.fixture
+def drawn():
+    """Has the pictures drawn."""
+
+
 def report(*args):
     main(["report", *map(str, args)])
 
@@ -87,7 +99,7 @@ def page_of(path):
 
 
 class TestThePage:
-    def test_it_refers_to_nothing_outside_of_itself(self, run):
+    def test_it_refers_to_nothing_outside_of_itself(self, run, drawn):
         report("--run", run, "--group_column", "source", "--length_column", "text")
         text = (run / "report.html").read_text(encoding="utf-8")
         page = page_of(run)
@@ -218,7 +230,7 @@ class TestThePage:
         ],
         ids=" ".join,
     )
-    def test_any_run_has_a_report(self, workplace, options):
+    def test_any_run_has_a_report(self, workplace, drawn, options):
         write(workplace / "shard.parquet", make_table(12, dim=1, quality_score=pa.array([0.0] * 12)))
         fit("--data.path", "shard.parquet", "--model.num_steps", "2", "--model.select_ratio", "0.5", *options)
         report("--run", run_folder())
