@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.evidence import clusters, figures
-from datamask_pl.evidence.baselines.semdedup import spherical_kmeans
+from datamask_pl.evidence.baselines.semdedup import cluster_by_cosine
 from datamask_pl.evidence.curves import of_block, read_scalars
 from datamask_pl.evidence.histograms import Histogram, finite_range, histogram
 from datamask_pl.evidence.run import FinishedRun, ground_set, read_block
@@ -68,7 +68,7 @@ def feature_pictures(
 
     rows_M = order_N[:max_samples].sort().values
     features_MD = ground.features(rows_M)
-    labels_M, _ = spherical_kmeans(
+    labels_M, _ = cluster_by_cosine(
         features_MD, num_clusters=min(num_clusters, len(rows_M)), num_rounds=NUM_ROUNDS, generator=generator
     )
     decile_M = clusters.deciles(block.quality_N)[rows_M]

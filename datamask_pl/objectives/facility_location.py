@@ -16,7 +16,7 @@ from datamask_pl.errors import ConfigError
 from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
 from datamask_pl.functional.kernels import pack_bits
-from datamask_pl.functional.neighbors.exact import PANEL_ROWS, cut, rows_of
+from datamask_pl.functional.neighbors.exact import PANEL_ROWS, rows_of, split_panels
 from datamask_pl.functional.neighbors.pairs import SimilarPairs
 from datamask_pl.functional.terms import facility_location
 from datamask_pl.functional.threads import one_thread_each
@@ -88,7 +88,7 @@ class FacilityLocation(ClosedFormObjective):
         open_rows: list[list[Tensor]] = [[] for _ in masks_RN]
         # so short that what is looked up for all masks stays in a CPU's caches
         num_rows = max(rows_at_once(MAX_LOOKED_UP // max(len(masks_RN), 1), ground.device), 1)
-        for chunk in cut(table.chunks, num_rows):
+        for chunk in split_panels(table.chunks, num_rows):
             nearest_CR, is_open_CR = facility_location.nearest_kept_similarity(
                 table.similarity_TV[:, chunk], table.neighbor_TV[:, chunk], packed_NB, len(masks_RN)
             )

@@ -236,9 +236,9 @@ class GroundSet:
         return key in self._cache
 
     def first_copies(self) -> Tensor | None:
-        """For each sample the first one of the same features, where there are many; see `copies.first_copies`."""
+        """For each sample the first one of the same features, where there are many; see `first_of_duplicates`."""
         return self.cached(
-            "first_copies", lambda: duplicates.first_copies(self.features, list(self.slices_of(RankGroup())))
+            "first_copies", lambda: duplicates.first_of_duplicates(self.features, list(self.slices_of(RankGroup())))
         )
 
     def mean(self) -> Tensor:

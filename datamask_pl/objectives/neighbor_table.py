@@ -15,12 +15,10 @@ from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.functional.device import rows_at_once
-from datamask_pl.functional.neighbors import inverted_file
-from datamask_pl.functional.neighbors.duplicates import Surplus, find_surplus
-from datamask_pl.functional.neighbors.exact import nearest_neighbors
-from datamask_pl.functional.neighbors.pairs import Features
+from datamask_pl.functional.neighbors.duplicates import Duplicates, find_duplicates
+from datamask_pl.functional.neighbors.kmeans import nearest_center
+from datamask_pl.functional.neighbors.search import NeighborLists, neighbors
 from datamask_pl.functional.terms import facility_location
-from datamask_pl.functional.threads import give_back_memory
 from datamask_pl.objectives.ground_set import GroundSet
 
 NeighborSearch = Literal["auto", "exact", "approximate"]
@@ -29,8 +27,6 @@ NeighborSearch = Literal["auto", "exact", "approximate"]
 MAX_EXACT_SAMPLES = 200_000
 # Lists that know fewer of the neighbours are warned of.
 LOW_RECALL = 0.9
-# Freed memory of the search is given back after so many panels, while the table fills.
-PANELS_PER_TRIM = 16
 
 
 @dataclass(frozen=True)
@@ -70,100 +66,56 @@ def build_table(
     """
     sharers = ground.ranks if ground.helpers.size == 1 else ground.helpers
     first_N = ground.first_copies()
-    surplus = None if first_N is None else find_surplus(first_N, num_neighbors)
-    if is_approximate(search, ground.num_samples):
-        table, edges = _approximate_share(ground, surplus, sharers, num_neighbors, wanted_recall)
-    else:
-        table, edges = _exact_share(ground, surplus, sharers, num_neighbors)
-    if ground.helpers.size > 1:
-        table = _whole(table, edges, sharers)
-    return table if surplus is None else _with_surplus(table, surplus)
+    duplicates = None if first_N is None else find_duplicates(first_N, num_neighbors)
+    features, slices = ground.features, list(ground.slices_of(RankGroup()))
+    if duplicates is not None:
+        edges = torch.tensor([0, *(rows.stop for rows in slices)], device=ground.device)
+        edges_U = sorted({*torch.searchsorted(duplicates.kept_U, edges).tolist()})
+        features = lambda rows: ground.features(duplicates.kept_U[rows])  # noqa: E731
+        slices = [slice(*pair) for pair in itertools.pairwise(edges_U)]
 
+    def label(centers_CD: Tensor) -> Tensor:
+        label_N = ground.map_over_slices(lambda rows: nearest_center(ground.features(rows), centers_CD))
+        return (label_N if duplicates is None else label_N[duplicates.kept_U]).long()
 
-def _exact_share(
-    ground: GroundSet, surplus: Surplus | None, sharers: RankGroup, num_neighbors: int
-) -> tuple[NeighborTable, list[int]]:
-    edges = [0, *(rows.stop for rows in ground.slices_of(RankGroup()))]
-    if surplus is not None:
-        edges = sorted({*torch.searchsorted(surplus.kept_U, torch.tensor(edges, device=ground.device)).tolist()})
-    own = _own_part(edges, sharers)
-    similarity_TV, neighbor_TV = nearest_neighbors(
-        _searched(ground, surplus),
-        [slice(*pair) for pair in itertools.pairwise(edges)],
-        range(own.start, own.stop),
+    lists = neighbors(
+        features,
+        slices,
         num_neighbors=num_neighbors,
+        recall=wanted_recall if is_approximate(search, ground.num_samples) else None,
+        own=lambda edges: _own_part(edges, sharers),
+        label=label,
+        share_rows=rows_at_once(facility_location.LIST_ROWS, ground.device),
     )
-    rows_V = torch.arange(own.start, own.stop, device=ground.device)
-    return NeighborTable(similarity_TV, neighbor_TV, rows_V, _chunks(len(rows_V), ground.device), 1.0), edges
-
-
-def _approximate_share(
-    ground: GroundSet, surplus: Surplus | None, sharers: RankGroup, num_neighbors: int, wanted_recall: float
-) -> tuple[NeighborTable, list[int]]:
-    features = _searched(ground, surplus)
-    num_samples = ground.num_samples if surplus is None else len(surplus.kept_U)
-    centers_CD = inverted_file.cluster_centers(features, num_samples)
-    label_N = ground.map_over_slices(lambda rows: inverted_file.nearest_center(ground.features(rows), centers_CD))
-    label_U = (label_N if surplus is None else label_N[surplus.kept_U]).long()
-    inverted = inverted_file.invert(
-        features, centers_CD, label_U, num_neighbors=num_neighbors, wanted_recall=wanted_recall
-    )
-    if inverted.recall < LOW_RECALL:
+    if lists.recall < LOW_RECALL:
         rank_zero_warn(
-            f"approximate neighbour lists: a recall of {inverted.recall:.2f} is below {LOW_RECALL}, and masks are "
-            "judged by what the lists know; raise `recall`, or use `neighbors: exact`."
+            f"approximate neighbour lists reach a recall of only {lists.recall:.2f} (< {LOW_RECALL}); reported "
+            "facility-location values are lower bounds; raise `recall`, or use `neighbors: exact`."
         )
-    edges = _edges_of_groups(inverted.clusters, rows_at_once(facility_location.LIST_ROWS, ground.device))
-    own = _own_part(edges, sharers)
-    shape = num_neighbors, own.stop - own.start
-    # float32 would be as much memory as the rows' numbers; what float16 rounds averages out in f
-    similarity_TV = torch.empty(shape, dtype=torch.float16, device=ground.device)
-    neighbor_TV = torch.empty(shape, dtype=torch.int32, device=ground.device)
-    found = inverted_file.search(features, inverted, own, num_neighbors=num_neighbors)
-    for number, (part, similarity_PT, neighbor_PT) in enumerate(found):
-        if number % PANELS_PER_TRIM == 0:
-            give_back_memory()
-        held = slice(part.start - own.start, part.stop - own.start)
-        similarity_TV[:, held], neighbor_TV[:, held] = similarity_PT.T, neighbor_PT.T
-    rows_V = inverted.order_N[own]
-    chunks = _chunks(len(rows_V), ground.device)
-    return NeighborTable(similarity_TV, neighbor_TV, rows_V, chunks, inverted.recall), edges
+    if ground.helpers.size > 1:
+        lists = _whole(lists, sharers)
+    if duplicates is not None:
+        lists = _with_duplicates(lists, duplicates)
+    return NeighborTable(
+        lists.similarity_TV, lists.neighbor_TV, lists.rows_V, _chunks(len(lists.rows_V), ground.device), lists.recall
+    )
 
 
-def _searched(ground: GroundSet, surplus: Surplus | None) -> Features:
-    """The features of the samples that are searched, by their number among them."""
-    return ground.features if surplus is None else lambda rows: ground.features(surplus.kept_U[rows])
-
-
-def _with_surplus(table: NeighborTable, surplus: Surplus) -> NeighborTable:
-    """The table of all samples: every copy that was left out has the list of its model, with itself first."""
-    place_U = torch.full_like(surplus.kept_U, -1)
-    place_U[table.rows_V] = torch.arange(len(table.rows_V), device=place_U.device)
-    place_S = place_U[surplus.model_S]
+def _with_duplicates(lists: NeighborLists, duplicates: Duplicates) -> NeighborLists:
+    """The lists of all samples: every duplicate that was not searched has the list of its model, with itself first."""
+    place_U = torch.full_like(duplicates.kept_U, -1)
+    place_U[lists.rows_V] = torch.arange(len(lists.rows_V), device=place_U.device)
+    place_S = place_U[duplicates.model_S]
     is_held_S = place_S >= 0
-    place_S, rows_S = place_S[is_held_S], surplus.rows_S[is_held_S]
-    neighbor_TV = surplus.kept_U.int()[table.neighbor_TV.long()]
+    place_S, rows_S = place_S[is_held_S], duplicates.rows_S[is_held_S]
+    neighbor_TV = duplicates.kept_U.int()[lists.neighbor_TV.long()]
     neighbor_TS = neighbor_TV[:, place_S]
     neighbor_TS[0] = rows_S
-    rows_V = torch.cat([surplus.kept_U[table.rows_V], rows_S])
-    return NeighborTable(
-        torch.cat([table.similarity_TV, table.similarity_TV[:, place_S]], dim=1),
-        torch.cat([neighbor_TV, neighbor_TS], dim=1),
-        rows_V,
-        _chunks(len(rows_V), rows_V.device),
-        table.recall,
+    return lists._replace(
+        similarity_TV=torch.cat([lists.similarity_TV, lists.similarity_TV[:, place_S]], dim=1),
+        neighbor_TV=torch.cat([neighbor_TV, neighbor_TS], dim=1),
+        rows_V=torch.cat([duplicates.kept_U[lists.rows_V], rows_S]),
     )
-
-
-def _edges_of_groups(clusters: list[slice], num_rows: int) -> list[int]:
-    """Edges of runs of whole clusters of at least `num_rows` samples: what ranks share."""
-    edges = [0]
-    for cluster in clusters:
-        if cluster.stop - edges[-1] >= num_rows:
-            edges.append(cluster.stop)
-    if edges[-1] < clusters[-1].stop:
-        edges.append(clusters[-1].stop)
-    return edges
 
 
 def _own_part(edges: list[int], sharers: RankGroup) -> slice:
@@ -177,22 +129,20 @@ def _chunks(num_samples: int, device: torch.device) -> list[slice]:
     return [slice(start, min(start + num_rows, num_samples)) for start in range(0, num_samples, num_rows)]
 
 
-def _whole(table: NeighborTable, edges: list[int], sharers: RankGroup) -> NeighborTable:
+def _whole(lists: NeighborLists, sharers: RankGroup) -> NeighborLists:
     """Puts the shares of all ranks together, on every rank. Collective."""
-    own = _own_part(edges, sharers)
+    own, num_samples = _own_part(lists.edges, sharers), lists.edges[-1]
 
     def gathered(own_TV: Tensor) -> Tensor:
         # gloo does not add float16
-        whole_TN = torch.zeros(*own_TV.shape[:-1], edges[-1], dtype=_summable(own_TV.dtype), device=own_TV.device)
+        whole_TN = torch.zeros(*own_TV.shape[:-1], num_samples, dtype=_summable(own_TV.dtype), device=own_TV.device)
         whole_TN[..., own] = own_TV
         return sharers.sum_(whole_TN).to(own_TV.dtype)
 
-    return NeighborTable(
-        gathered(table.similarity_TV),
-        gathered(table.neighbor_TV),
-        gathered(table.rows_V),
-        _chunks(edges[-1], table.rows_V.device),
-        table.recall,
+    return lists._replace(
+        similarity_TV=gathered(lists.similarity_TV),
+        neighbor_TV=gathered(lists.neighbor_TV),
+        rows_V=gathered(lists.rows_V),
     )
 
 

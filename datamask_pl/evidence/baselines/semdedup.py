@@ -1,4 +1,4 @@
-"""SemDeDup: near-copies within clusters are left out, until the budget remains.
+"""SemDeDup: near-duplicates within clusters are dropped until the budget remains.
 
 Shape suffixes: N samples, D features, M samples of a cluster, C clusters.
 """
@@ -10,10 +10,10 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from datamask_pl.errors import ConfigError
 from datamask_pl.evidence.baselines.inputs import check_inputs, mask_of
+from datamask_pl.functional.neighbors.kmeans import nearest_center, spherical_kmeans
 
 Keep = Literal["far", "quality"]
 # Rows whose products with others are held at once.
@@ -30,7 +30,7 @@ def semdedup(
     num_clusters: int | None = None,
     num_rounds: int = 10,
 ) -> Tensor:
-    """Leaves out the samples that have the closest copies in their cluster.
+    """Drops the samples that have the closest duplicates in their cluster.
 
     Within each cluster of a spherical k-means the samples are put in order of preference. A sample is a duplicate if
     its cosine to any preferred one is above a threshold, which is the one at which exactly the budget remains: the
@@ -70,7 +70,7 @@ def semdedup(
         raise ConfigError(f"num_clusters must be in [1, {num_samples}], the number of samples, got {num_clusters}.")
     if num_rounds < 1:
         raise ConfigError(f"num_rounds must be at least 1, got {num_rounds}.")
-    cluster_N, to_center_N = spherical_kmeans(
+    cluster_N, to_center_N = cluster_by_cosine(
         features_ND, num_clusters=num_clusters, num_rounds=num_rounds, generator=generator
     )
     order_N = torch.argsort(to_center_N if keep == "far" else -quality_N, stable=True)
@@ -81,38 +81,22 @@ def semdedup(
     return mask_of(order_N[kept], num_samples)
 
 
-def spherical_kmeans(
+def cluster_by_cosine(
     features_ND: Tensor, *, num_clusters: int, num_rounds: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Clusters by cosine: every sample goes to its most similar centre, every centre to its samples' mean direction.
-
-    Args:
-        features_ND: float (N, D), rows of unit L2 norm.
-        num_clusters: C, in [1, N].
-        num_rounds: at least 1.
-        generator: draws the samples that are the first centres.
+    """Clusters by cosine, with the first centres drawn from the samples.
 
     Returns:
         cluster_N: int64 (N,), in [0, C); a cluster may be empty.
-        to_center_N: float (N,), cosine to the centre that the sample went to.
+        to_center_N: float (N,), cosine to the centre of the sample's cluster.
     """
-    first = torch.randperm(len(features_ND), generator=generator, device=generator.device)[:num_clusters]
-    center_CD = features_ND[first.to(features_ND.device)]
-    cluster_N, to_center_N = _nearest_center(features_ND, center_CD)
-    for _ in range(num_rounds):
-        sum_CD = torch.zeros_like(center_CD).index_add_(0, cluster_N, features_ND)
-        is_empty_C1 = (torch.bincount(cluster_N, minlength=num_clusters) == 0)[:, None]
-        center_CD = torch.where(is_empty_C1, center_CD, normalize(sum_CD, dim=1))
-        before_N = cluster_N
-        cluster_N, to_center_N = _nearest_center(features_ND, center_CD)
-        if torch.equal(cluster_N, before_N):
-            break
-    return cluster_N, to_center_N
-
-
-def _nearest_center(features_ND: Tensor, center_CD: Tensor) -> tuple[Tensor, Tensor]:
-    nearest = [(chunk_MD @ center_CD.T).max(dim=1) for chunk_MD in torch.split(features_ND, _ROWS_AT_ONCE)]
-    return torch.cat([found.indices for found in nearest]), torch.cat([found.values for found in nearest])
+    num_samples = len(features_ND)
+    sample_N = torch.randperm(num_samples, generator=generator, device=generator.device).to(features_ND.device)
+    center_CD = spherical_kmeans(
+        features_ND.__getitem__, sample_N, num_clusters=num_clusters, num_iterations=num_rounds, bound=num_samples
+    )
+    cluster_N = nearest_center(features_ND, center_CD)
+    return cluster_N, (features_ND * center_CD[cluster_N]).sum(1)
 
 
 def _highest_to_preferred(features_ND: Tensor, rows_M: Tensor) -> Tensor:

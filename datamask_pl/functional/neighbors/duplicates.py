@@ -18,7 +18,7 @@ from datamask_pl.functional.kernels import take_rows
 from datamask_pl.functional.neighbors.pairs import Features
 
 # Fewer copies of a sample cost less than they could save.
-MIN_COPIES = 32
+MIN_DUPLICATES = 32
 # Samples that are compared at a time.
 COMPARED_ROWS = 4096
 # Features that tell most samples apart; those whose are the same are looked at as a whole.
@@ -27,7 +27,7 @@ HASHED_FEATURES = 8
 SEED = 37
 
 
-class Surplus(NamedTuple):
+class Duplicates(NamedTuple):
     """The copies that no list of another sample has room for.
 
     Attributes:
@@ -64,7 +64,7 @@ def hash_rows(features_CD: Tensor) -> Tensor:
     return (bits_CD * odd_D.to(bits_CD.device)).sum(1)
 
 
-def first_copies(features: Features, parts: Iterable[slice]) -> Tensor | None:
+def first_of_duplicates(features: Features, parts: Iterable[slice]) -> Tensor | None:
     """For each sample the first one with the same features, itself if there is none: int64 (N,).
 
     Args:
@@ -72,21 +72,21 @@ def first_copies(features: Features, parts: Iterable[slice]) -> Tensor | None:
         parts: all samples, in order, in parts.
 
     Returns:
-        None where no sample has `MIN_COPIES`; copies that are fewer may be left as they are.
+        None where no sample has `MIN_DUPLICATES`; copies that are fewer may be left as they are.
 
     Example:
         >>> x = torch.eye(2).repeat(40, 1)
-        >>> first_copies(lambda rows: x[rows], [slice(0, 50), slice(50, 80)])[:4]
+        >>> first_of_duplicates(lambda rows: x[rows], [slice(0, 50), slice(50, 80)])[:4]
         tensor([0, 1, 0, 1])
     """
     # few samples that are no copies have the same bits in as many features
     hash_N = torch.cat([hash_rows(_some_features(features(rows))) for rows in parts])
     rows_N = torch.arange(len(hash_N), device=hash_N.device)
-    rows_C = rows_N[_numbers(hash_N) >= MIN_COPIES]
+    rows_C = rows_N[_numbers(hash_N) >= MIN_DUPLICATES]
     if len(rows_C) == 0:
         return None
     hash_C = torch.cat([hash_rows(features(rows)) for rows in torch.split(rows_C, COMPARED_ROWS)])
-    rows_C, hash_C = (of_C[_numbers(hash_C) >= MIN_COPIES] for of_C in (rows_C, hash_C))
+    rows_C, hash_C = (of_C[_numbers(hash_C) >= MIN_DUPLICATES] for of_C in (rows_C, hash_C))
     if len(rows_C) == 0:
         return None
     distinct_G, group_C = torch.unique(hash_C, return_inverse=True)
@@ -111,32 +111,32 @@ def _numbers(hash_C: Tensor) -> Tensor:
     return take_rows(count_G, group_C)
 
 
-def find_surplus(first_N: Tensor, num_neighbors: int) -> Surplus | None:
+def find_duplicates(first_N: Tensor, num_neighbors: int) -> Duplicates | None:
     """The copies that are in no list of `num_neighbors` but their own.
 
     Samples of equal similarity come in row order: with a list goes the sample itself, and of others' copies the first.
 
     Args:
-        first_N: int64 (N,), from `first_copies`.
+        first_N: int64 (N,), from `first_of_duplicates`.
         num_neighbors: T, of a list with the sample itself.
 
     Returns:
         None if there are none.
 
     Example:
-        >>> find_surplus(torch.tensor([0, 1, 0, 0, 0]), 2)
-        Surplus(kept_U=tensor([0, 1, 2]), rows_S=tensor([3, 4]), model_S=tensor([2, 2]))
+        >>> find_duplicates(torch.tensor([0, 1, 0, 0, 0]), 2)
+        Duplicates(kept_U=tensor([0, 1, 2]), rows_S=tensor([3, 4]), model_S=tensor([2, 2]))
     """
     order_N = first_N.argsort(stable=True)
     sorted_N = first_N[order_N]
     start_N = torch.searchsorted(sorted_N, sorted_N)
     number_N = torch.arange(len(first_N), device=first_N.device) - start_N
-    is_surplus_N = number_N >= num_neighbors
-    if not bool(is_surplus_N.any()):
+    is_left_N = number_N >= num_neighbors
+    if not bool(is_left_N.any()):
         return None
-    rows_S, rank_S = order_N[is_surplus_N].sort()
-    models_S = order_N[start_N[is_surplus_N] + num_neighbors - 1][rank_S]
+    rows_S, rank_S = order_N[is_left_N].sort()
+    models_S = order_N[start_N[is_left_N] + num_neighbors - 1][rank_S]
     is_kept_N = torch.ones_like(first_N, dtype=torch.bool)
     is_kept_N[rows_S] = False
     kept_U = is_kept_N.nonzero().squeeze(1)
-    return Surplus(kept_U, rows_S, torch.searchsorted(kept_U, models_S))
+    return Duplicates(kept_U, rows_S, torch.searchsorted(kept_U, models_S))

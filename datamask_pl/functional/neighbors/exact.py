@@ -66,7 +66,7 @@ def nearest_neighbors(features: Features, slices: Sequence[slice], own_rows: ran
     empty = features(slice(0, 0))
     similarity_TV = empty.new_empty(num_neighbors, len(own_rows))
     neighbor_TV = torch.empty(num_neighbors, len(own_rows), dtype=torch.int32, device=empty.device)
-    panels = cut(slices, rows_at_once(PANEL_ROWS, empty.device))
+    panels = split_panels(slices, rows_at_once(PANEL_ROWS, empty.device))
     own = [index for index, panel in enumerate(panels) if own_rows.start <= panel.start < own_rows.stop]
     search = _Search(features, panels, num_neighbors)
     with one_thread_each(empty.device) as start:
@@ -301,11 +301,11 @@ def rows_of(rows: Rows, device: torch.device) -> Tensor:
     return torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
 
 
-def cut(slices: Sequence[slice], num_rows: int) -> list[slice]:
+def split_panels(slices: Sequence[slice], num_rows: int) -> list[slice]:
     """Cuts each slice into equal parts of at most `num_rows` rows.
 
     Example:
-        >>> cut([slice(0, 5)], 3)
+        >>> split_panels([slice(0, 5)], 3)
         [slice(0, 2, None), slice(2, 5, None)]
     """
     parts = []

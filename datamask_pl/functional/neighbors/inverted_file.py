@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from datamask_pl.functional.device import rows_at_once
-from datamask_pl.functional.exact_sum import round_to_grid
 from datamask_pl.functional.neighbors.exact import (
     PANEL_ROWS,
     GrowingLists,
     Lists,
     Seeds,
-    cut,
     finished_lists,
     rows_of,
     search_all,
+    split_panels,
 )
+from datamask_pl.functional.neighbors.kmeans import spherical_kmeans
 from datamask_pl.functional.neighbors.pairs import Features, Rows, SimilarPairs
 from datamask_pl.functional.threads import one_thread_each
 
@@ -74,33 +74,12 @@ def cluster_centers(features: Features, num_samples: int) -> Tensor:
     device = features(slice(0, 0)).device
     num_clusters = max(1, math.ceil(num_samples / CLUSTER_ROWS))
     sample_S = torch.randperm(num_samples, generator=generator)[: num_clusters * SAMPLES_PER_CLUSTER].to(device)
-    centers_CD = features(sample_S[:num_clusters])
-    for _ in range(NUM_ITERATIONS):
-        sums_CD = torch.zeros(centers_CD.shape, dtype=torch.float64, device=device)
-        for rows in torch.split(sample_S, rows_at_once(PANEL_ROWS, device)):
-            features_PD = features(rows)
-            # exact sums: on a GPU the order of additions is another each time
-            sums_CD.index_add_(
-                0, nearest_center(features_PD, centers_CD), round_to_grid(features_PD, bound=num_samples)
-            )
-        norm_C1 = sums_CD.norm(dim=1, keepdim=True)
-        # a cluster without members stays where it is
-        centers_CD = torch.where(norm_C1 > 0, sums_CD / norm_C1.clamp(min=1e-30), centers_CD).to(centers_CD.dtype)
-    return centers_CD
+    return spherical_kmeans(
+        features, sample_S, num_clusters=num_clusters, num_iterations=NUM_ITERATIONS, bound=num_samples
+    )
 
 
-def nearest_center(features_PD: Tensor, centers_CD: Tensor) -> Tensor:
-    """The cluster of each sample: int64 (P,).
-
-    Example:
-        >>> nearest_center(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.eye(2))
-        tensor([0, 1])
-    """
-    parts = torch.split(features_PD, rows_at_once(PANEL_ROWS, features_PD.device))
-    return torch.cat([(part_PD @ centers_CD.T).argmax(1) for part_PD in parts])
-
-
-def invert(
+def build_inverted_file(
     features: Features, centers_CD: Tensor, label_N: Tensor, *, num_neighbors: int, wanted_recall: float
 ) -> InvertedFile:
     """Sorts samples by cluster, and finds out how many clusters must be looked at.
@@ -117,7 +96,7 @@ def invert(
     by_nearness_CC = _by_nearness(centers_CD)
     queries_Q = torch.randperm(num_samples, generator=torch.Generator().manual_seed(SEED + 1))
     queries_Q = queries_Q[: NUM_CHOOSERS + NUM_JUDGES].to(label_N.device)
-    panels = cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, label_N.device))
+    panels = split_panels([slice(0, num_samples)], rows_at_once(PANEL_ROWS, label_N.device))
     seeds, pairs = Seeds.choose(features, num_samples, num_neighbors), SimilarPairs.among(features, panels)
 
     def lists_of(rows_P: Tensor) -> Lists:
@@ -179,7 +158,7 @@ def _lists_among(
     return finished_lists(features, rows_P, keys_PT)
 
 
-def search(
+def nearest_by_cluster(
     features: Features, inverted: InvertedFile, own: slice, *, num_neighbors: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Finds neighbours of the samples of some clusters. The lists have the same bits whichever clusters they are.
@@ -196,7 +175,7 @@ def search(
     """
     device = inverted.order_N.device
     num_samples = inverted.order_N.numel()
-    pairs = SimilarPairs.among(features, cut([slice(0, num_samples)], rows_at_once(PANEL_ROWS, device)))
+    pairs = SimilarPairs.among(features, split_panels([slice(0, num_samples)], rows_at_once(PANEL_ROWS, device)))
 
     def lists_of(panel: slice, cluster: int) -> tuple[slice, Tensor, Tensor]:
         others = [inverted.order_N[inverted.clusters[other]] for other in inverted.looked_at_CM[cluster].tolist()]
@@ -212,7 +191,7 @@ def search(
         waiting: deque[Callable[[], tuple[slice, Tensor, Tensor]]] = deque()
         for cluster, members in enumerate(inverted.clusters):
             if own.start <= members.start < members.stop <= own.stop:
-                for panel in cut([members], rows_at_once(MAX_QUERIES, device)):
+                for panel in split_panels([members], rows_at_once(MAX_QUERIES, device)):
                     waiting.append(start(lists_of, panel, cluster))
                     # finished lists do not pile up
                     if len(waiting) > 2 * torch.get_num_threads():

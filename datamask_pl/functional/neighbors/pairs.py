@@ -115,10 +115,10 @@ class SimilarPairs:
         """
         best_P, pairs = own_PD.new_zeros(len(own_PD)), self
         for other_CD in others:
-            pairs = pairs._raise(best_P, own_PD, other_CD)
+            pairs = pairs._with_higher_bound(best_P, own_PD, other_CD)
         return best_P
 
-    def _raise(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
+    def _with_higher_bound(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
         """Raises `best_P` to the similarities that are above it; returns what to go on with."""
         num_pairs = len(own_PD) * len(other_CD)
         if num_pairs == 0:
@@ -135,7 +135,7 @@ class SimilarPairs:
         rows = positions(top_P >= low_P.to(top_P.dtype))
         position_E = positions_from(products[rows], low_P[rows].to(products.dtype), None)
         if self.is_quick and len(position_E) > MAX_PAIRS * len(rows):
-            return SimilarPairs(_slack_of_sums(own_PD), is_quick=False)._raise(best_P, own_PD, other_CD)
+            return SimilarPairs(_slack_of_sums(own_PD), is_quick=False)._with_higher_bound(best_P, own_PD, other_CD)
         row_E, column_E = _places(position_E, len(other_CD))
         best_P.scatter_reduce_(0, rows[row_E], pair_products(own_PD[rows], other_CD, row_E, column_E), "amax")
         return self

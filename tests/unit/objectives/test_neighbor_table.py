@@ -48,7 +48,7 @@ def small_parts(monkeypatch):
 @pytest.fixture
 def without_copies(monkeypatch):
     def switch():
-        monkeypatch.setattr(duplicates, "MIN_COPIES", 10**9)
+        monkeypatch.setattr(duplicates, "MIN_DUPLICATES", 10**9)
 
     return switch
 

@@ -325,7 +325,7 @@ def test_a_low_recall_is_warned_of_once(monkeypatch):
     ground = ground_set(unit_rows(300, 6, 0), 5)
     objective = FacilityLocation(num_neighbors=30, neighbors="approximate", recall=0.3)
     masks_RN = torch.tensor(random_masks(1, 300, 5, 0))
-    with pytest.warns(UserWarning, match=r"recall of 0\.[0-8]\d is below 0\.9.*raise `recall`"):
+    with pytest.warns(UserWarning, match=r"recall of only 0\.[0-8]\d \(< 0\.9\).*raise `recall`"):
         objective.value(masks_RN, ground)
     objective.value(masks_RN, ground)  # a warning is an error here
 

@@ -5,7 +5,7 @@ import torch
 
 from datamask_pl.errors import BudgetError, ConfigError
 from datamask_pl.evidence.baselines import semdedup as module
-from datamask_pl.evidence.baselines.semdedup import semdedup, spherical_kmeans
+from datamask_pl.evidence.baselines.semdedup import cluster_by_cosine, semdedup
 from tests.support.baseline_problems import generator, problem
 
 
@@ -23,7 +23,7 @@ def kept_by_threshold(cosines, order, clusters, threshold):
 def test_what_is_kept_is_what_some_threshold_leaves(keep, num_clusters):
     for seed in range(3):
         features, quality = problem(25, 4, seed)
-        clusters, to_center = spherical_kmeans(
+        clusters, to_center = cluster_by_cosine(
             features, num_clusters=num_clusters, num_rounds=10, generator=generator(seed)
         )
         order = (to_center if keep == "far" else -quality).argsort().tolist()
@@ -64,7 +64,7 @@ def test_kmeans_finds_clusters_that_are_far_apart():
     # Seeds whose first centres lie in three different clusters.
     seeds = [s for s in range(20) if len(set(labels[torch.randperm(90, generator=generator(s))[:3]].tolist())) == 3]
     for seed in seeds[:3]:
-        found, to_center = spherical_kmeans(features, num_clusters=3, num_rounds=10, generator=generator(seed))
+        found, to_center = cluster_by_cosine(features, num_clusters=3, num_rounds=10, generator=generator(seed))
         pairs = {(int(a), int(b)) for a, b in zip(found, labels, strict=True)}
         assert len(pairs) == 3
         means = torch.stack([features[labels == label].mean(0) for label in range(3)])
@@ -75,7 +75,7 @@ def test_kmeans_finds_clusters_that_are_far_apart():
 def test_more_rounds_of_kmeans_never_bring_samples_further_from_their_centers():
     features, _ = problem(200, 5, 0)
     cosines = [
-        float(spherical_kmeans(features, num_clusters=9, num_rounds=rounds, generator=generator(0))[1].sum())
+        float(cluster_by_cosine(features, num_clusters=9, num_rounds=rounds, generator=generator(0))[1].sum())
         for rounds in range(1, 8)
     ]
     assert cosines == sorted(cosines)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from datamask_pl.functional.neighbors import duplicates
-from datamask_pl.functional.neighbors.duplicates import find_surplus, first_copies, hash_rows
+from datamask_pl.functional.neighbors.duplicates import find_duplicates, first_of_duplicates, hash_rows
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -33,14 +33,14 @@ def test_the_first_copy_is_that_of_plain_loops(dtype, compared_rows, monkeypatch
     features_ND = rows_with_copies(dtype)
     parts = [slice(0, 100), slice(100, 101), slice(101, 300)]
     before_ND = features_ND.clone()
-    assert first_copies(features_ND.__getitem__, parts).tolist() == first_by_loops(features_ND, 32)
+    assert first_of_duplicates(features_ND.__getitem__, parts).tolist() == first_by_loops(features_ND, 32)
     assert torch.equal(features_ND, before_ND)
 
 
 def test_where_copies_are_few_nothing_is_said_of_them():
     features_ND = rows_with_copies()
     is_few_N = torch.tensor([features_ND.tolist().count(row) < 32 for row in features_ND.tolist()])
-    assert first_copies(features_ND[is_few_N].__getitem__, [slice(0, int(is_few_N.sum()))]) is None
+    assert first_of_duplicates(features_ND[is_few_N].__getitem__, [slice(0, int(is_few_N.sum()))]) is None
 
 
 def test_samples_of_one_hash_are_compared(monkeypatch):
@@ -48,7 +48,7 @@ def test_samples_of_one_hash_are_compared(monkeypatch):
     features_ND = rows_with_copies()
     rows = features_ND.tolist()
     features_ND[0] = torch.tensor(max(rows, key=rows.count), dtype=torch.float64)
-    first_N = first_copies(features_ND.__getitem__, [slice(0, 300)])
+    first_N = first_of_duplicates(features_ND.__getitem__, [slice(0, 300)])
     # those of the first sample are found, and no other sample is called a copy
     assert first_N.tolist() == [
         0 if row == features_ND[0].tolist() else n for n, row in enumerate(features_ND.tolist())
@@ -69,7 +69,7 @@ def test_a_hash_depends_on_the_row_alone_and_tells_rows_apart(dtype):
 @pytest.mark.parametrize("num_neighbors", [1, 2, 35, 60, 89, 90])
 def test_what_is_left_out_is_in_no_list_but_its_own(num_neighbors):
     first_N = torch.tensor(first_by_loops(rows_with_copies(), 32))
-    surplus = find_surplus(first_N, num_neighbors)
+    surplus = find_duplicates(first_N, num_neighbors)
     number_of = {n: first_N[:n].tolist().count(int(first)) for n, first in enumerate(first_N)}
     left_out = [n for n in range(300) if number_of[n] >= num_neighbors]
     if not left_out:
@@ -89,5 +89,5 @@ def test_samples_that_are_the_same_in_most_features_are_told_apart(num_features)
     features_ND[:120] = features_ND[0].clone()
     # of these each differs from the copies in another feature
     features_ND[torch.arange(num_features), torch.arange(num_features)] += 1.0
-    first_N = first_copies(features_ND.__getitem__, [slice(0, 200)])
+    first_N = first_of_duplicates(features_ND.__getitem__, [slice(0, 200)])
     assert first_N.tolist() == first_by_loops(features_ND, 32)

@@ -9,10 +9,10 @@ from datamask_pl.functional.neighbors import exact, pairs
 from datamask_pl.functional.neighbors.exact import (
     GrowingLists,
     Seeds,
-    cut,
     finished_lists,
     nearest_neighbors,
     search_all,
+    split_panels,
 )
 from datamask_pl.functional.neighbors.keys import EMPTY_KEY, index_of, similarity_of
 from datamask_pl.functional.neighbors.pairs import SimilarPairs
@@ -221,8 +221,8 @@ def test_lists_have_the_same_bits_whether_quick_products_are_of_bfloat16_or_not(
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 100])
 def test_slices_are_cut_into_as_few_equal_parts_as_can_be(num_rows):
     slices = [slice(3, 3), slice(3, 12), slice(12, 13), slice(13, 20)]
-    parts_of = [cut([rows], num_rows) for rows in slices]
-    assert cut(slices, num_rows) == list(itertools.chain(*parts_of))
+    parts_of = [split_panels([rows], num_rows) for rows in slices]
+    assert split_panels(slices, num_rows) == list(itertools.chain(*parts_of))
     for rows, parts in zip(slices, parts_of, strict=True):
         lengths = [part.stop - part.start for part in parts]
         assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows.start, rows.stop))

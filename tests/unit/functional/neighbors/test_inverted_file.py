@@ -4,7 +4,8 @@ import torch
 
 from datamask_pl.functional.neighbors import exact, inverted_file, pairs
 from datamask_pl.functional.neighbors.exact import nearest_neighbors
-from datamask_pl.functional.neighbors.inverted_file import cluster_centers, invert, nearest_center, search
+from datamask_pl.functional.neighbors.inverted_file import build_inverted_file, cluster_centers, nearest_by_cluster
+from datamask_pl.functional.neighbors.kmeans import nearest_center
 
 
 def clustered_rows(num_samples, dtype=torch.float32):
@@ -26,14 +27,16 @@ def inverted(features_ND, num_neighbors, wanted_recall):
 
     centers_CD = cluster_centers(features, len(features_ND))
     label_N = nearest_center(features_ND, centers_CD)
-    return features, invert(features, centers_CD, label_N, num_neighbors=num_neighbors, wanted_recall=wanted_recall)
+    return features, build_inverted_file(
+        features, centers_CD, label_N, num_neighbors=num_neighbors, wanted_recall=wanted_recall
+    )
 
 
 def lists(features, file, num_neighbors, own=None):
     """Lists by row."""
     own = own or slice(0, len(file.order_N))
     found = {}
-    for part, similarity_PT, neighbor_PT in search(features, file, own, num_neighbors=num_neighbors):
+    for part, similarity_PT, neighbor_PT in nearest_by_cluster(features, file, own, num_neighbors=num_neighbors):
         for row, *both in zip(file.order_N[part].tolist(), similarity_PT, neighbor_PT, strict=True):
             assert row not in found
             found[row] = both
@@ -77,7 +80,9 @@ def test_clusters_are_the_rows_of_each_label_in_order_also_where_there_are_none(
     features_ND = clustered_rows(60)
     label_N = torch.arange(60) % 3
     label_N[label_N == 1] = 2
-    file = invert(lambda rows: features_ND[rows], features_ND[:5], label_N, num_neighbors=3, wanted_recall=0.9)
+    file = build_inverted_file(
+        lambda rows: features_ND[rows], features_ND[:5], label_N, num_neighbors=3, wanted_recall=0.9
+    )
     assert [file.order_N[part].tolist() for part in file.clusters] == [
         [row for row in range(60) if label_N[row] == cluster] for cluster in range(5)
     ]
@@ -99,7 +104,9 @@ def test_as_many_clusters_are_looked_at_as_the_choosers_need_and_the_judges_say_
     label_N = nearest_center(rows_ND, centers_CD)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    file = invert(lambda rows: rows_ND[rows], centers_CD, label_N, num_neighbors=num_neighbors, wanted_recall=0.8)
+    file = build_inverted_file(
+        lambda rows: rows_ND[rows], centers_CD, label_N, num_neighbors=num_neighbors, wanted_recall=0.8
+    )
     assert torch.equal(torch.get_rng_state(), before)
     # the clusters from the nearest to the farthest, itself first
     nearness_CC = (centers_CD @ centers_CD.T).numpy()
@@ -240,5 +247,5 @@ def test_of_slices_only_panels_are_read_or_nothing(monkeypatch):
 
     centers_CD = cluster_centers(features, 200)
     label_N = nearest_center(features_ND, centers_CD)
-    file = invert(features, centers_CD, label_N, num_neighbors=4, wanted_recall=0.9)
+    file = build_inverted_file(features, centers_CD, label_N, num_neighbors=4, wanted_recall=0.9)
     assert sorted(lists(features, file, 4)) == list(range(200))
