@@ -1,4 +1,4 @@
-"""Where samples lie, and what is kept there. For pictures, on some thousands of samples.
+"""Principal plane, shares kept by cluster and quality. For pictures, on some thousands of samples.
 
 Shapes: N samples, D features, J clusters.
 """

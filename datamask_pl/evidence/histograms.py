@@ -61,7 +61,7 @@ def histogram(values_N: Tensor, *, num_bins: int, low: float, high: float) -> Hi
     """Counts finite values; those outside of the range are in the first or last bin.
 
     Args:
-        values_N: float (N,), on any device; NaN and infinities are left out and counted.
+        values_N: float (N,), on any device; NaN and infinities are dropped and counted.
         num_bins: B.
         low: where the first bin begins.
         high: where the last ends, above low.

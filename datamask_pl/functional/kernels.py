@@ -217,12 +217,12 @@ def _ordered_bits(values: Tensor) -> Tensor:
 
 
 def positions_from(values_RC: Tensor, bound_R: Tensor | None, bound_C: Tensor | None) -> Tensor:
-    """Where values are at least the bound of their row, or that of their column: positions r * C + c, ascending, int64.
+    """Positions r * C + c of the values that reach the bound of their row or of their column: int64, ascending.
 
     Args:
         values_RC: float (R, C). Few of them are wanted.
         bound_R: of the same type (R,); None for no bounds, as if they were infinite.
-        bound_C: (C,), likewise; one of the two is given.
+        bound_C: (C,), likewise; one of the two is not None.
 
     Example:
         >>> positions_from(torch.tensor([[3.0, 1.0], [1.0, 2.0]]), torch.tensor([2.0, 2.5]), None)
@@ -239,14 +239,16 @@ def positions_from(values_RC: Tensor, bound_R: Tensor | None, bound_C: Tensor | 
         # numpy has no bfloat16: the bits of positive numbers order as the numbers do, and are above all others
         is_positive = all(bool((bound > 0).all()) for bound in bounds)
         values_RC, *bounds = (it.view(torch.int16) if is_positive else it.float() for it in (values_RC, *bounds))
-    # numpy compares with vector instructions; eight flags are one integer, of which most are 0
+    # 1. numpy compares with vector instructions, into flags of a byte each
     num_values = values_RC.numel()
     flags = np.zeros(-(-num_values // 8) * 8, dtype=np.bool_)
     flags_RC = flags[:num_values].reshape(values_RC.shape)
     np.greater_equal(values_RC.numpy(), bounds[0].numpy(), out=flags_RC)
     for bound in bounds[1:]:
         flags_RC |= values_RC.numpy() >= bound.numpy()
+    # 2. eight flags are one integer; few are not 0, so this looks at an eighth of the numbers
     words = np.flatnonzero(flags.view(np.int64) != 0)
+    # 3. within these integers: hit h is flag h % 8 of integer h // 8
     hits = np.flatnonzero(flags.view(np.int64)[words].view(np.bool_))
     return torch.from_numpy((words[hits >> 3] << 3) + (hits & 7))
 

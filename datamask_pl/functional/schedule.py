@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-# Steps after which exchanges cost less than more steps, where what each is worth is known.
+# Steps after which swaps cost less than more steps, where the gain of each is known.
 NUM_STEPS_BEFORE_EXCHANGES = 8
 
 
@@ -22,7 +22,7 @@ def default_schedule(
     is_polish_quick: bool,
     has_control_variate: bool = False,
 ) -> Schedule:
-    """What is used where nothing is said.
+    """The steps and rates that are the default.
 
     Directions of `multilinear`, and with a control variate, have a root mean square of 1, whatever the term, the budget
     or the number of samples: so the same rates serve all. The second is nearly the first where masks are of the whole
@@ -30,8 +30,8 @@ def default_schedule(
 
     Args:
         estimator: by which the directions are found.
-        is_polish_quick: whether exchanges follow whose worth is known in advance; they do what steps would do.
-        has_control_variate: whether drawn masks are rewarded for what is not linear in them.
+        is_polish_quick: whether swaps follow whose gain is known in advance; they replace steps.
+        has_control_variate: whether a control variate takes the linear part out of the rewards.
 
     Example:
         >>> default_schedule("multilinear", is_polish_quick=False, has_control_variate=True)

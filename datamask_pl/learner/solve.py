@@ -1,4 +1,4 @@
-"""What is done once a block: the scales of its terms before the first step, its mask after the last.
+"""The scales of a block's terms before the first step, and its mask after the last.
 
 Shapes: R masks, N samples.
 """
@@ -128,7 +128,7 @@ def round_logits(
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
-    """What each mask is worth. Collective over `ground.ranks`.
+    """The values of each mask. Collective over `ground.ranks`.
 
     Raises:
         ObjectiveError: If a term that counts is not finite; on all ranks.
@@ -145,7 +145,7 @@ def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, 
 def solve(
     state: BlockState, logits_N: Tensor, *, objective: JointObjective, is_polished: bool, seed: int
 ) -> BlockResult:
-    """The mask of a block whose steps are done, beside a random one and the one of highest quality. Collective.
+    """The mask of a block whose steps are done, next to a random one and the one of highest quality. Collective.
 
     Args:
         state: of the block.
@@ -167,7 +167,7 @@ def solve(
     masks_RN = torch.stack([mask_N, random_N, ground.top_k(ground.quality_N)])
     mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
     names = [term.name for term in objective.terms]
-    # what is written and drawn of the block comes on top of it
+    # writing and drawing the block takes memory in addition
     ground.forget()
     give_back_memory()
     return BlockResult(

@@ -31,7 +31,7 @@ class DiSF(ClosedFormObjective):
     """Minus the squared Frobenius norm of the set's covariance: no direction of the features may dominate.
 
     Args:
-        standardize: divide by the standard deviation of each dimension over the selected set, and leave out the
+        standardize: divide by the standard deviation of each dimension over the selected set, and drop the
             diagonal, as DiSF's own code does. The expectation is then taken at the expected moments: a first-order
             approximation, exact where the probabilities are 0 and 1.
     """
@@ -69,7 +69,7 @@ class DiSF(ClosedFormObjective):
     def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected
         is_mask = bool(((p_N == 0) | (p_N == 1)).all())
-        # of a mask gains are what exchanges are chosen by, and are as exact as its value
+        # gains of a mask choose the swaps, and are as exact as its value
         is_quick = ground.multiplies_bfloat16 and not is_mask
         if is_mask:
             moment_DD = self._moment_of_mask(p_N == 1, ground)
@@ -119,7 +119,7 @@ class DiSF(ClosedFormObjective):
 
     @classmethod
     def _moment_of_mask(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:
-        """The moment of a mask; that of the last one is kept, for after its value its gains are asked for."""
+        """The moment of a mask; the last one is kept, since a mask's gains are asked for after its value."""
         last: list[tuple[Tensor, Tensor]] = ground.cached("last_mask_and_moment", list)
         if not last or not torch.equal(last[0][0], mask_N):
             last[:] = [(mask_N.clone(), cls._moment(mask_N, ground))]
@@ -127,7 +127,7 @@ class DiSF(ClosedFormObjective):
 
     @classmethod
     def _moments(cls, masks_RN: Tensor, ground: GroundSet, *, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
-        """The moment of each mask; a mask close to the one before is reached by what differs."""
+        """The moment of each mask; for a mask close to the one before, only the difference is added."""
         before_N, moment_DD = torch.zeros_like(masks_RN[0]), None
         for mask_N in masks_RN:
             if moment_DD is not None and int((mask_N ^ before_N).sum()) < ground.num_selected:

@@ -37,7 +37,7 @@ class NeighborTable:
         similarity_TV: (T, V), max(0, cosine), not increasing along T; float16 where the search was approximate.
         neighbor_TV: int32 (T, V), rows of the neighbours, the sample itself first.
         rows_V: int64 (V,), the samples.
-        chunks: parts of V that are walked at once; what is found of a sample does not depend on its chunk.
+        chunks: parts of V that are walked at once; the results of a sample do not depend on its chunk.
         recall: share of true neighbours that are in the lists; 1 where the search was exact.
     """
 

@@ -118,7 +118,7 @@ def leverage_scores(
         ConfigError: If the shapes disagree, or quality_weight, batch_size, num_at_once or ridge is out of range.
 
     Source: ridge leverage scores, Alaoui and Mahoney 2015; batches and two samples a step as arXiv:2609.32484 is
-    described, whose text was not at hand: the ridge and the way quality enters are ours.
+    described, whose text was not available: the ridge and the way quality enters are ours.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
@@ -224,7 +224,7 @@ def _highest_leverage(
     ridge * score = |x|^2 - g^T (G + ridge I)^-1 g, with the Gram matrix G of the kept rows and their products g with x
     (Woodbury): what a Cholesky factor of G + ridge I, grown by a row a sample, leaves of |x|^2.
     """
-    # float64: what is left is a small difference
+    # float64: the rest is a small difference
     gram_BB = (x_BD @ x_BD.T).double()
     left_B = gram_BB.diagonal().clone()
     is_open_B = torch.ones_like(left_B, dtype=torch.bool)

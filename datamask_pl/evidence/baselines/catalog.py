@@ -50,7 +50,7 @@ def baseline_mask(
         name: one of BASELINES: `random`; `top_quality`; greedy for one diversity term, `greedy_facility_location`
             (needs N x N floats), `greedy_pairwise` or `greedy_disf`; `disf_batches` and `disf_published`, DiSF's
             greedy in random batches, for the plain term or for correlations; `leverage_score`; `semdedup` and
-            `semdedup_quality`, which keeps the best of near-copies.
+            `semdedup_quality`, which keeps the best of near-duplicates.
         features_ND: float (N, D), rows of unit L2 norm.
         quality_N: float (N,), scaled quality.
         num_selected: samples to keep, in [1, N].
@@ -61,7 +61,7 @@ def baseline_mask(
         bool (N,), True = kept, on the features' device, exactly num_selected.
 
     Raises:
-        ConfigError: If there is no baseline of that name; and what the baseline itself raises.
+        ConfigError: If there is no baseline of that name; also the errors of the baseline itself.
 
     Example:
         >>> x = torch.nn.functional.normalize(torch.arange(10.0).reshape(5, 2) + 1)

@@ -78,7 +78,7 @@ def lazy_greedy_facility_location(
     quality_weight: float,
     max_similarity_bytes: int = 4_000_000_000,
 ) -> Tensor:
-    """Greedy mask for quality and facility location, exact: no neighbour is left out.
+    """Greedy mask for quality and facility location, exact: it omits no neighbour.
 
     D(S) = (1/N) sum_v max_{i in S} max(0, x_v . x_i). A gain never grows while S does, so an old gain bounds the
     present one, and only the samples with the largest bounds are evaluated again.
@@ -110,7 +110,7 @@ def lazy_greedy_facility_location(
     if num_bytes > max_similarity_bytes:
         raise ConfigError(
             f"max_similarity_bytes allows {max_similarity_bytes:,} bytes of memory, but the similarities of "
-            f"{num_samples:,} samples need {num_bytes:,}; raise it to that if the memory is there, or give a smaller "
+            f"{num_samples:,} samples need {num_bytes:,}; raise it to that if the memory is there, or pass a smaller "
             "block."
         )
     similarity_NN = _similarities(features_ND)

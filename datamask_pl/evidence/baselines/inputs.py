@@ -1,4 +1,4 @@
-"""What all baselines check of their inputs, and how rows become a mask.
+"""Checks of inputs that all baselines share, and masks of rows.
 
 Shape suffixes: N samples, D features.
 """
@@ -22,7 +22,7 @@ def check_inputs(features_ND: Tensor, quality_N: Tensor, num_selected: int, qual
     if features_ND.ndim != 2 or quality_N.shape != features_ND.shape[:1]:
         raise ConfigError(
             f"features_ND must be (N, D) and quality_N (N,), got {tuple(features_ND.shape)} and "
-            f"{tuple(quality_N.shape)}; give one quality for every row of features."
+            f"{tuple(quality_N.shape)}; pass one quality for every row of features."
         )
     if not 0.0 <= quality_weight <= 1.0:
         raise ConfigError(f"quality_weight must be in [0, 1], got {quality_weight}; 1 is pure quality, 0 diversity.")

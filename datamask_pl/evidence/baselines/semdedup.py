@@ -41,8 +41,8 @@ def semdedup(
         quality_N: float (N,), scaled quality.
         num_selected: samples to keep, in [1, N].
         generator: draws the first centres.
-        keep: which of several near-copies is preferred: `far`, the one that is least similar to the cluster's centre,
-            as the paper has it, or `quality`, the one of highest quality. Ties by row order.
+        keep: which of several near-duplicates is preferred: `far`, the one that is least similar to the cluster's
+            centre, as the paper has it, or `quality`, the one of highest quality. Ties by row order.
         num_clusters: C, in [1, N]; by default the square root of N.
         num_rounds: rounds of k-means, at least 1.
 

@@ -1,9 +1,9 @@
 """Samples whose features are the same to the last bit, of which a corpus may have thousands: boilerplate, error pages.
 
-The search for similar pairs multiplies what it cannot tell apart pair by pair, and copies it can never tell apart: of C
-copies C^2 pairs. What is true of one copy is true of all; so one is searched for, or as many as a list can hold.
+The search for similar pairs multiplies one by one the pairs that quick products cannot tell apart, and duplicates can
+never be told apart: C duplicates are C^2 pairs. They share one list, so one is searched, or as many as a list can hold.
 
-Shapes: N samples, C samples of a part, U samples that are searched, S samples that are left out.
+Shapes: N samples, C samples of a part, U samples that are searched, S samples that are not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from datamask_pl.functional.kernels import take_rows
 from datamask_pl.functional.neighbors.pairs import Features
 
-# Fewer copies of a sample cost less than they could save.
+# Fewer duplicates of a sample cost less than they could save.
 MIN_DUPLICATES = 32
 # Samples that are compared at a time.
 COMPARED_ROWS = 4096
@@ -28,12 +28,12 @@ SEED = 37
 
 
 class Duplicates(NamedTuple):
-    """The copies that no list of another sample has room for.
+    """The duplicates that are in no list of another sample, and need no search of their own.
 
     Attributes:
         kept_U: int64 (U,), all other samples, ascending.
-        rows_S: int64 (S,), the copies that are left out, ascending.
-        model_S: int64 (S,), places in `kept_U` of copies that have the same list but for themselves.
+        rows_S: int64 (S,), the duplicates that are not searched, ascending.
+        model_S: int64 (S,), places in `kept_U` of duplicates that have the same list but for themselves.
     """
 
     kept_U: Tensor
@@ -72,14 +72,14 @@ def first_of_duplicates(features: Features, parts: Iterable[slice]) -> Tensor | 
         parts: all samples, in order, in parts.
 
     Returns:
-        None where no sample has `MIN_DUPLICATES`; copies that are fewer may be left as they are.
+        None where no sample has `MIN_DUPLICATES`; fewer duplicates may stay as they are.
 
     Example:
         >>> x = torch.eye(2).repeat(40, 1)
         >>> first_of_duplicates(lambda rows: x[rows], [slice(0, 50), slice(50, 80)])[:4]
         tensor([0, 1, 0, 1])
     """
-    # few samples that are no copies have the same bits in as many features
+    # few samples that are not duplicates have the same bits in as many features
     hash_N = torch.cat([hash_rows(_some_features(features(rows))) for rows in parts])
     rows_N = torch.arange(len(hash_N), device=hash_N.device)
     rows_C = rows_N[_numbers(hash_N) >= MIN_DUPLICATES]
@@ -94,7 +94,7 @@ def first_of_duplicates(features: Features, parts: Iterable[slice]) -> Tensor | 
     for rows, first in zip(
         torch.split(rows_C, COMPARED_ROWS), torch.split(first_G[group_C], COMPARED_ROWS), strict=True
     ):
-        # another sample of the same hash is no copy
+        # another sample of the same hash may not be a duplicate
         is_copy = (features(rows) == features(first)).all(1)
         rows_N[rows[is_copy]] = first[is_copy]
     return rows_N
@@ -112,9 +112,10 @@ def _numbers(hash_C: Tensor) -> Tensor:
 
 
 def find_duplicates(first_N: Tensor, num_neighbors: int) -> Duplicates | None:
-    """The copies that are in no list of `num_neighbors` but their own.
+    """The duplicates that are in no list of `num_neighbors` but their own.
 
-    Samples of equal similarity come in row order: with a list goes the sample itself, and of others' copies the first.
+    Samples of equal similarity come in row order: a list begins with the sample itself, and has the first duplicates of
+    others.
 
     Args:
         first_N: int64 (N,), from `first_of_duplicates`.

@@ -30,7 +30,7 @@ Lists = tuple[Tensor, Tensor]
 
 # A tile of 2048 x 2048 float32 products is 16 MiB, which a CPU's last cache holds while it is searched.
 PANEL_ROWS = 2048
-# More samples that give bounds let through fewer pairs that are no neighbours: these many cost as much as they save.
+# More samples for the bounds let through fewer pairs that are not neighbours: so many cost as much as they save.
 SAMPLES_PER_SEED = 12
 MIN_SEEDS, MAX_SEEDS = 512, 4096
 # Up to this many samples are searched without bounds.
@@ -95,14 +95,16 @@ class _Search:
             for index, task in [(index, start(self._complete, index)) for index in own]:
                 yield index, task()
             return
+        # 1. lists with a bound for every row; all panels make theirs side by side
         seeds = Seeds.choose(self.features, num_samples, self.num_neighbors)
         made = [start(self._make_lists, index, seeds) for index in own]
         self.lists = dict(zip(own, [task() for task in made], strict=True))
+        # 2. every pair of panels once, with the earlier one; a tile serves the lists of both
         waiting: deque[tuple[int, list[Callable[[], None]]]] = deque()
         for index in range(own[-1] + 1):
             others = range(index, len(self.panels)) if index in self.lists else [it for it in own if it > index]
             waiting.append((index, [start(self._offer_tile, index, other) for other in others]))
-            # the next panel's tiles are in the queue while this one's are finished
+            # 3. finish a panel while the next one's tiles are in the queue, so that no thread waits
             if len(waiting) > 1:
                 yield from self._finish(*waiting.popleft(), start)
         yield from self._finish(*waiting.popleft(), start)
@@ -198,7 +200,7 @@ class GrowingLists:
         self._lock = Lock()
 
     def offer(self, own_E: Tensor, other_E: Tensor, similarity_E: Tensor, *, is_ordered: bool = True) -> None:
-        """Takes what is not below the bounds.
+        """Takes the entries that reach the bounds.
 
         Args:
             own_E: int64, places in `rows_P`.

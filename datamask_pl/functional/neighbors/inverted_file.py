@@ -145,7 +145,7 @@ def _lists_among(
     others: Sequence[Rows],
     num_neighbors: int,
 ) -> Lists:
-    """Finished lists of some samples, of what is best among others; bounds that are too high cost time alone."""
+    """Finished lists of the best among others; bounds that are too high only cost time."""
     own_PD = features(rows_P)
     lists = GrowingLists(bound_P, rows_P, num_neighbors)
     for other in others:
@@ -170,7 +170,7 @@ def nearest_by_cluster(
         num_neighbors: T, at most the number of samples.
 
     Yields:
-        where in `inverted.order_N` the samples are, then similarity_PT and neighbor_PT as `finished_lists` gives them.
+        where in `inverted.order_N` they are, then similarity_PT and neighbor_PT as `finished_lists` returns them.
         A list that is not filled ends with the sample itself at similarity 0.
     """
     device = inverted.order_N.device

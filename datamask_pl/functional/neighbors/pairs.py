@@ -88,7 +88,7 @@ class SimilarPairs:
             left_PD: unit rows.
             right_CD: unit rows.
             bound_P: float32 (P,), None for no bounds on this side.
-            bound_C: float32 (C,), likewise; one of the two is given.
+            bound_C: float32 (C,), likewise; one of the two is not None.
 
         Returns:
             row_E: int64, ascending.
@@ -111,7 +111,7 @@ class SimilarPairs:
             others: unit rows (C, D), in parts.
 
         Returns:
-            Of the rows' type.
+            in the rows' type.
         """
         best_P, pairs = own_PD.new_zeros(len(own_PD)), self
         for other_CD in others:
@@ -119,7 +119,7 @@ class SimilarPairs:
         return best_P
 
     def _with_higher_bound(self, best_P: Tensor, own_PD: Tensor, other_CD: Tensor) -> SimilarPairs:
-        """Raises `best_P` to the similarities that are above it; returns what to go on with."""
+        """Raises `best_P` to the similarities above it; returns the pairs to continue with."""
         num_pairs = len(own_PD) * len(other_CD)
         if num_pairs == 0:
             return self
@@ -128,14 +128,17 @@ class SimilarPairs:
             products_PC = pair_products(own_PD, other_CD, *places).view(len(own_PD), len(other_CD))
             best_P.copy_(torch.maximum(best_P, products_PC.amax(1)))
             return self
+        # 1. quick products say which rows may have a higher similarity here, and with which columns
         products = self._products(own_PD, other_CD)
         top_P = highest_above_zero(products)
         low_P = torch.maximum(best_P.float(), self._below(top_P)) - self.slack
         # the highest of most rows is in a part that was seen before
         rows = positions(top_P >= low_P.to(top_P.dtype))
         position_E = positions_from(products[rows], low_P[rows].to(products.dtype), None)
+        # 2. rows too alike for quick products: repeat, and continue, with products of the rows' own type
         if self.is_quick and len(position_E) > MAX_PAIRS * len(rows):
             return SimilarPairs(_slack_of_sums(own_PD), is_quick=False)._with_higher_bound(best_P, own_PD, other_CD)
+        # 3. the remaining pairs are multiplied one by one, which decides
         row_E, column_E = _places(position_E, len(other_CD))
         best_P.scatter_reduce_(0, rows[row_E], pair_products(own_PD[rows], other_CD, row_E, column_E), "amax")
         return self
@@ -153,7 +156,7 @@ class SimilarPairs:
 
 
 def _slack_of_sums(rows_PD: Tensor) -> float:
-    """Of products that are not of bfloat16."""
+    """The slack of products in the rows' own type."""
     return rows_PD.shape[1] * 2.0**-22
 
 

@@ -168,7 +168,7 @@ def standardized_value(sum_D: Tensor, moment_DD: Tensor, *, num_selected: int | 
     mean_D = sum_D / num_selected
     covariance_DD = moment_DD / num_selected - torch.outer(mean_D, mean_D)
     variance_D = covariance_DD.diagonal()
-    # relative: what is left of a constant dimension after the subtraction is rounding
+    # relative: the rest of a constant dimension after the subtraction is rounding
     is_constant_D = variance_D <= 1e-12 * (moment_DD.diagonal() / num_selected) + 1e-10
     inverse_D = torch.where(is_constant_D, 0.0, 1.0 / torch.where(is_constant_D, 1.0, variance_D))
     squared_DD = covariance_DD.square() * inverse_D[:, None] * inverse_D[None, :]

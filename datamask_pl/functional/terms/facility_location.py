@@ -77,7 +77,7 @@ class WalkMatrices:
         none_before_TV: float.
         after_TV: float, which becomes the gains.
         neighbor_TV: int32, for the rows of the neighbours.
-        addend_TV: float64, for what is added up.
+        addend_TV: float64, for numbers that are added up.
     """
 
     def __init__(
@@ -126,21 +126,24 @@ def expected_coverage(
         buffers = WalkBuffers(num_neighbors, num_samples, dtype=p_TV.dtype, device=p_TV.device)
         matrices = buffers.of_size(num_samples)
     similarity_TV = similarity_TV.to(p_TV.dtype)
+    # 1 - p_t, then p_t s_t: p_TV may be the same memory as the latter, and is not read again
     torch.neg(p_TV, out=matrices.left_TV).add_(1.0)
     torch.mul(p_TV, similarity_TV, out=matrices.p_TV)
     covered, left = matrices.covered_rows, matrices.left_rows
-    # one operation a row: there is none for all that works along the first dimension as fast
+    # prod_{u < t} (1 - p_u), row by row: no operation along the first dimension is as fast
     none_before = matrices.none_before_rows
     none_before[0].fill_(scale)
     for t in range(1, num_neighbors):
         torch.mul(none_before[t - 1], left[t - 1], out=none_before[t])
         if t % LOOK_EVERY == 0:
             torch.threshold_(none_before[t], NEGLIGIBLE_CHANCE * scale, 0.0)
-    after = matrices.after_rows  # B_{t+1}
+    # B_{t+1}, from the far end
+    after = matrices.after_rows
     after[-1].zero_()
     for t in range(num_neighbors - 1, 0, -1):
         torch.mul(left[t], after[t], out=after[t - 1]).add_(covered[t])
     value_V = (left[0] * after[0]).add_(covered[0])
+    # the derivatives take the place of B_{t+1}
     gain_TV = torch.sub(similarity_TV, matrices.after_TV, out=matrices.after_TV).mul_(matrices.none_before_TV)
     left_out_V = similarity_TV[-1] * none_before[-1] * left[-1]
     return ExpectedCoverage(value_V, gain_TV, left_out_V)
@@ -185,7 +188,7 @@ def nearest_kept_similarity(
     return nearest_RV.T, height_VR == 0
 
 
-# What a row is to `candidate_entries`, where it is no candidate.
+# The number of a row that is not a candidate, for `candidate_entries`.
 OTHER_KEPT, OTHER = -1, -2
 
 
