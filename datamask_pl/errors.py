@@ -5,6 +5,8 @@ The command line prints these as one line and exits with code 2; they never show
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class DatamaskError(Exception):
     """Base of all errors that a user's input can cause.
@@ -58,3 +60,9 @@ class RankFailedError(DatamaskError, RuntimeError):
 
 class PreemptedError(DatamaskError):
     """The run was told to end, has saved, and can be continued. Not a fault of anyone's."""
+
+
+def check_choice(option: str, value: object, choices: Collection[str]) -> None:
+    """Raises a ConfigError that lists the choices if the value is not one of them."""
+    if value not in choices:
+        raise ConfigError(f"{option} must be one of {', '.join(choices)}, got {value!r}.")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from datamask_pl.data.shards import SourceFile, check_outside, read_sources
-from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.errors import ConfigError, DataFileError, check_choice
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.paths import AnyPath, any_path, file_size, full_name, is_below, list_names, read_footer
 from datamask_pl.mask.filter import write_kept
@@ -73,12 +73,16 @@ def apply(
         DataFileError: If a file is missing, cannot be read, or cannot be written.
         BadRowError: If ids are missing from the mask or not unique, and that is not allowed.
     """
-    _check_options(join=join, on_missing=on_missing, on_duplicate=on_duplicate, num_workers=num_workers)
+    check_choice("join", join, get_args(Join))
+    check_choice("on_missing", on_missing, get_args(OnMissing))
+    check_choice("on_duplicate", on_duplicate, get_args(OnDuplicate))
+    if num_workers < 1:
+        raise ConfigError(f"num_workers must be at least 1, got {num_workers}.")
     folders = _output_folders(output, complement)
     folder = any_path("mask", mask)
     manifest = read_complete(folder)
     sources = read_sources(source, id_column)
-    check_outside(folders, source, [item.location for item in sources])
+    check_outside(folders, source, [item.path for item in sources])
     selection = find_selection(
         folder,
         manifest,
@@ -215,15 +219,6 @@ def _write_all(targets: Sequence[Target], sources: Sequence[SourceFile], num_wor
 
 class _StoppedError(Exception):
     """Another worker failed, or the user pressed Ctrl-C."""
-
-
-def _check_options(*, join: str, on_missing: str, on_duplicate: str, num_workers: int) -> None:
-    given = {"join": (join, Join), "on_missing": (on_missing, OnMissing), "on_duplicate": (on_duplicate, OnDuplicate)}
-    for option, (value, choices) in given.items():
-        if value not in get_args(choices):
-            raise ConfigError(f"{option} must be one of: {', '.join(get_args(choices))}; got {value!r}.")
-    if num_workers < 1:
-        raise ConfigError(f"num_workers must be at least 1, got {num_workers}.")
 
 
 def _output_folders(output: str, complement: str | None) -> dict[str, AnyPath]:

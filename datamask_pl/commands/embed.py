@@ -21,7 +21,7 @@ from datamask_pl.distributed.world import World
 from datamask_pl.embedding.files import embed_file, is_finished, plan_files
 from datamask_pl.embedding.model import Device, Precision, TextModel
 from datamask_pl.embedding.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
-from datamask_pl.errors import BadRowError, ConfigError
+from datamask_pl.errors import BadRowError, ConfigError, check_choice
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.parquet import expand
 from datamask_pl.io.paths import any_path, full_name
@@ -125,7 +125,7 @@ def _embed_lsa(
     _check_lsa(**chosen)
     target = any_path("output", output)
     files = expand(source, option="source")
-    if full_name(target) in (full_name(file.as_path) for file in files):
+    if full_name(target) in (full_name(file) for file in files):
         raise ConfigError(f"output {output} is one of the sources; write the features to another file.")
     with atomic_path(target) as temporary:
         corpus = read_corpus(files, text_column=text_column, feature_column=feature_column)
@@ -183,14 +183,15 @@ def _embed_model(
         **columns,
     }
     left = [file for file in mine if not is_finished(file, settings)]
-    with tqdm(total=sum(file.num_rows for file in left), unit=" texts", unit_scale=True, disable=None) as bar:
+    num_texts = sum(file.shard.num_rows for file in left)
+    with tqdm(total=num_texts, unit=" texts", unit_scale=True, disable=None) as bar:
         for file in left:
             embed_file(file, encoder, **columns, settings=settings, advance=bar.update)
     whose = f" of rank {world.rank} of {world.size}" if world.size > 1 else ""
     kept = f", {len(mine) - len(left)} were there before" if len(left) < len(mine) else ""
     print(
-        f"Embedded {sum(file.num_rows for file in left)} texts in {encoder.num_dimensions} dimensions, {len(left)} of "
-        f"{len(mine)} files{whose}{kept}, {encoder.precision} on {encoder.device}, to {folder}. "
+        f"Embedded {num_texts} texts in {encoder.num_dimensions} dimensions, {len(left)} of {len(mine)} "
+        f"files{whose}{kept}, {encoder.precision} on {encoder.device}, to {folder}. "
         f"Next: python cli.py fit --data.path {shlex.quote(str(folder))}"
     )
 
@@ -290,9 +291,8 @@ def _check_model(output: str, max_length: int | None, batch_size: int, device: s
     for option, value in (("max_length", max_length), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}.")
-    for option, given, choices in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
-        if given not in choices:
-            raise ConfigError(f"{option} must be one of: {', '.join(choices)}; got {given!r}.")
+    check_choice("device", device, get_args(Device))
+    check_choice("precision", precision, get_args(Precision))
 
 
 def _check_vectors(features_ND: npt.NDArray[np.float32], corpus: Corpus, min_df: int) -> None:

@@ -26,8 +26,9 @@ from datamask_pl.data.types import Limits, group_budgets_of
 from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaError
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint
+from datamask_pl.io.parquet import find_column, with_rows
 from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names
-from datamask_pl.mask.columns import find_types, join_columns, own_schema
+from datamask_pl.mask.columns import join_columns, own_schema
 from datamask_pl.mask.manifest import (
     Manifest,
     list_parts,
@@ -163,9 +164,11 @@ class _Blocks:
                 )
             self._check_types(part_name(0), {name: schema.field(name).type for name in names})
             return
-        files = read_sources(source, id_column)
-        for file in (file for file in files if file.num_rows):
-            self._check_types(file.location.name, find_types(file, names))
+        files = with_rows(read_sources(source, id_column), "source")
+        options = {self._cost_column: "cost_column", self._group_column: "group_column"}
+        for file in files:
+            types = {name: find_column(file.schema, file.name, name, options[name]) for name in names}
+            self._check_types(file.name, types)
         self._joined = join_columns(self._folder, self._manifest, files, names, id_column=id_column)
 
     def check(self) -> None:

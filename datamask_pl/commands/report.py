@@ -162,19 +162,19 @@ def _pieces(
         if not source.num_rows:
             continue
         start = 0
-        with open_parquet(source.location) as parquet:
-            name = source.location.name
+        with open_parquet(source.path) as parquet:
+            name = source.name
             for batch in iterate_batches(parquet, name, batch_rows=_BATCH_ROWS, columns=[column]):
                 yield plain(batch.column(0)), keep_N[start : start + len(batch)]
                 start += len(batch)
 
 
 def _check_column(source: SourceFile, column: str, *, is_length: bool) -> None:
-    with open_parquet(source.location) as parquet:
+    with open_parquet(source.path) as parquet:
         schema = parquet.schema_arrow
     if column not in schema.names:
         raise SchemaError(
-            f"{source.location.name} has no column {column!r}; its columns are: {', '.join(schema.names)}. If other "
+            f"{source.name} has no column {column!r}; its columns are: {', '.join(schema.names)}. If other "
             "files with the same ids have it, pass them as --metadata."
         )
     data_type = schema.field(column).type
@@ -182,11 +182,11 @@ def _check_column(source: SourceFile, column: str, *, is_length: bool) -> None:
     is_text = pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
     if is_length and not (is_number or is_text):
         raise SchemaError(
-            f"{source.location.name}: length column {column!r} must hold numbers or texts, not {data_type}."
+            f"{source.name}: length column {column!r} must hold numbers or texts, not {data_type}."
         )
     if pa.types.is_nested(data_type):
         raise SchemaError(
-            f"{source.location.name}: group column {column!r} must hold one plain value per row, not {data_type}."
+            f"{source.name}: group column {column!r} must hold one plain value per row, not {data_type}."
         )
 
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from datamask_pl.data.shards import plain, plain_type
 from datamask_pl.errors import BudgetError, DataFileError, SchemaError
-from datamask_pl.io.parquet import Location, expand, open_bytes, open_parquet, read_table
-
-_MAGIC = b"PAR1"
+from datamask_pl.io.parquet import MAGIC, expand, find_column, open_bytes, open_parquet, read_table
+from datamask_pl.io.paths import AnyPath
 
 
 @dataclass(frozen=True)
@@ -120,52 +119,47 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
     if path is None:
         return pa.array([], expected)
     chunks = []
-    for location in expand(path, option=option, wanted="a text file with an id a line, a parquet file"):
-        with open_bytes(location) as file:
+    for file in expand(path, option=option, wanted="a text file with an id a line, a parquet file"):
+        with open_bytes(file) as source:
             # by its name, too: one that is empty or damaged is no text
-            is_parquet = file.read(len(_MAGIC)) == _MAGIC or location.name.endswith(".parquet")
+            is_parquet = source.read(len(MAGIC)) == MAGIC or file.name.endswith(".parquet")
         read = _read_parquet if is_parquet else _read_text
-        chunks.append(read(location, option, id_column, expected))
+        chunks.append(read(file, option, id_column, expected))
     return pc.unique(pa.concat_arrays(chunks))
 
 
-def _read_parquet(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
-    with open_parquet(location) as parquet:
+def _read_parquet(path: AnyPath, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
+    with open_parquet(path) as parquet:
         if not parquet.metadata.num_rows:
             return pa.array([], expected)
-        there = parquet.schema_arrow
-        if there.names.count(id_column) != 1:
+        found = find_column(parquet.schema_arrow, f"{option}: {path}", id_column, "id_column")
+        if plain_type(found) != expected:
             raise SchemaError(
-                f"{option}: {location.name} has no column {id_column!r}, or several; its columns are: "
-                f"{', '.join(there.names)}."
+                f"{option}: column {id_column!r} is {found} in {path} and {expected} in the data; write it with the "
+                "type of the data."
             )
-        if plain_type(there.field(id_column).type) != expected:
-            raise SchemaError(
-                f"{option}: column {id_column!r} is {there.field(id_column).type} in {location.name} and {expected} in "
-                "the data; write it with the type of the data."
-            )
-        column = read_table(parquet, location.name, [id_column])[id_column]
+        column = read_table(parquet, str(path), [id_column])[id_column]
     if column.null_count:
-        raise SchemaError(f"{option}: {location.name} has {column.null_count} null ids; leave them out.")
+        raise SchemaError(f"{option}: {path} has {column.null_count} null ids; leave them out.")
     return pa.concat_arrays([pa.array([], expected), *(plain(chunk) for chunk in column.chunks)])
 
 
-def _read_text(location: Location, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
-    with open_bytes(location) as file:
+def _read_text(path: AnyPath, option: str, id_column: str, expected: pa.DataType) -> pa.Array:
+    with open_bytes(path) as file:
         content = bytes(file.read())
     try:
         # not splitlines, which ends a line at ten characters that an id may hold; some writers put a mark first
         lines = [line.removesuffix("\r") for line in content.decode("utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
         raise DataFileError(
-            f"{option}: {location.name} is neither a parquet file nor a text in UTF-8; give one id a line."
+            f"{option}: {path} is neither a parquet file nor a text in UTF-8; give one id a line."
         ) from error
     ids = [line for line in lines if line]
     try:
         return pa.array(ids, pa.large_string()).cast(expected)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
-            f"{option}: {location.name} has lines that are no id of type {expected}, as column {id_column!r} holds "
+            f"{option}: {path} has lines that are no id of type {expected}, as column {id_column!r} holds "
             f"({str(error).rstrip('.')}); mend them, or give a parquet file with that column."
         ) from error
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Collection
+from typing import Literal, get_args
 
 from lightning.pytorch import LightningDataModule
 
@@ -21,7 +21,7 @@ from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.data.types import Block
 from datamask_pl.distributed.collectives import RankGroup, gather_objects, raise_on_all_ranks
 from datamask_pl.distributed.world import world
-from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.errors import ConfigError, DataFileError, check_choice
 from datamask_pl.functional.budget import Totals
 
 _log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ class FeatureDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         weights = {"quality_score": 1.0} if quality_columns is None else quality_columns
-        _check_choice("quality_scaling", quality_scaling, get_args(QualityScaling))
-        _check_choice("block_by", block_by, get_args(BlockBy))
-        _check_choice("on_bad_row", on_bad_row, get_args(OnBadRow))
+        check_choice("data.quality_scaling", quality_scaling, get_args(QualityScaling))
+        check_choice("data.block_by", block_by, get_args(BlockBy))
+        check_choice("data.on_bad_row", on_bad_row, get_args(OnBadRow))
         if block_size < 1:
             raise ConfigError(f"data.block_size must be at least 1, got {block_size}.")
         if partial is not None and not 0.0 < partial <= 1.0:
@@ -374,11 +374,6 @@ class FeatureDataModule(LightningDataModule):
         if warning is not None:
             self._has_warned = True
             warnings.warn(warning, stacklevel=2)
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:  # noqa: ANN401
-    if value not in choices:
-        raise ConfigError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 def _check_same_plan(plan_hashes: list[str]) -> None:

@@ -18,11 +18,11 @@ from datamask_pl.data.limits import LimitsBuilder, Survey
 from datamask_pl.data.plan import BlockPlan, Segment
 from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
 from datamask_pl.data.scaling import QualityScaling, scale_quality
-from datamask_pl.data.schema import DataFile, Dataset
+from datamask_pl.data.schema import Dataset
 from datamask_pl.data.types import Block
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 from datamask_pl.functional.threads import give_back_memory
-from datamask_pl.io.parquet import iterate_batches, open_parquet, row_group_rows
+from datamask_pl.io.parquet import Shard, iterate_batches, open_parquet, row_group_rows
 
 OnBadRow = Literal["error", "drop"]
 
@@ -158,7 +158,7 @@ class BlockReader:
         bytes_per_row = self.num_features * self.dataset.feature_type.value_type.bit_width // 8
         chunk_rows = min(_MAX_CHUNK_ROWS, max(1, _CHUNK_BYTES // bytes_per_row))
         first_rows = np.cumsum([0, *file.row_group_rows])
-        with open_parquet(file.location) as parquet:
+        with open_parquet(file.path) as parquet:
             _check_unchanged(file, parquet.metadata)
             for segment in segments:
                 row = 0
@@ -202,7 +202,7 @@ class BlockReader:
             )
 
 
-def _check_unchanged(file: DataFile, footer: pq.FileMetaData) -> None:
+def _check_unchanged(file: Shard, footer: pq.FileMetaData) -> None:
     if row_group_rows(footer) != file.row_group_rows:
         raise DataFileError(
             f"{file.name} has changed since its footer was read at the start: it had {file.num_rows} rows in "
@@ -226,7 +226,7 @@ def _find_num_features(dataset: Dataset) -> int:
     """The most frequent length of the first chunk of vectors in which one is not null."""
     column = dataset.columns.feature_column
     for file in dataset.files:
-        with open_parquet(file.location) as parquet:
+        with open_parquet(file.path) as parquet:
             for batch in parquet.iter_batches(256, columns=[column], use_threads=False):
                 lengths_N = list_lengths(batch.column(column))
                 if (lengths_N > 0).any():

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from datamask_pl.errors import ConfigError, DataFileError, SchemaError
-from datamask_pl.io.parquet import Location, expand, open_parquet, row_group_rows
-
-_NUM_FOOTER_THREADS = 16
+from datamask_pl.errors import ConfigError, SchemaError
+from datamask_pl.io.parquet import Shard, expand, find_column, read_shards, with_rows
 
 
 @dataclass(frozen=True)
@@ -79,31 +76,6 @@ class FeatureType:
 
 
 @dataclass(frozen=True)
-class DataFile:
-    """One file and what its footer says.
-
-    Attributes:
-        location: where it is.
-        num_bytes: its size.
-        row_group_rows: rows of each of its row groups.
-    """
-
-    location: Location
-    num_bytes: int
-    row_group_rows: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """What is recorded and shown."""
-        return self.location.name
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the file."""
-        return sum(self.row_group_rows)
-
-
-@dataclass(frozen=True)
 class Dataset:
     """Files that agree on the columns that are read.
 
@@ -114,27 +86,19 @@ class Dataset:
         feature_type: type of the feature column in every file that has rows.
     """
 
-    files: tuple[DataFile, ...]
+    files: tuple[Shard, ...]
     columns: Columns
     id_type: pa.DataType
     feature_type: FeatureType
-
-
-@dataclass(frozen=True)
-class _Footer:
-    """A file with the types of the columns in it that are read, by name; of none where it has no rows."""
-
-    file: DataFile
-    types: dict[str, pa.DataType] = field(default_factory=dict)
 
 
 def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
     """Expands the path, reads every footer and checks the columns.
 
     Args:
-        path: see `files.expand`.
-        columns: what is to be read; other columns do not matter, and may differ from file to file. Of a file without
-            rows no column matters: what writers call the type of nothing is null.
+        path: see `io.parquet.expand`.
+        columns: what is to be read; other columns do not matter, and may differ from file to file. In a file without
+            rows no column matters.
 
     Returns:
         The data set. No row of it has been read.
@@ -143,44 +107,28 @@ def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
         DataFileError: If nothing matches, a file cannot be read, or there are no rows at all.
         SchemaError: If a column is missing or of a type that cannot be used, or two files disagree about its type.
     """
-    locations = expand(path)
-    with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
-        footers = list(pool.map(lambda location: _read_footer(location, columns), locations))
-    files = tuple(footer.file for footer in footers)
-    with_rows = [footer for footer in footers if footer.file.num_rows]
-    if not with_rows:
-        raise DataFileError(f"data.path matches {len(files)} files without a single row, the first is {files[0].name}.")
-    first = with_rows[0]
-    for footer in with_rows:
+    files = read_shards(expand(path))
+    footers = [_Footer(file.name, _column_types(file, columns)) for file in with_rows(files, "data.path")]
+    for footer in footers:
         _check_types(footer, columns)
-        _check_agreement(first, footer, columns)
+        _check_agreement(footers[0], footer, columns)
     return Dataset(
-        files=files,
+        files=tuple(files),
         columns=columns,
-        id_type=first.types[columns.id_column],
-        feature_type=_feature_type(first, columns.feature_column),
+        id_type=footers[0].types[columns.id_column],
+        feature_type=_feature_type(footers[0], columns.feature_column),
     )
 
 
-def _read_footer(location: Location, columns: Columns) -> _Footer:
-    with open_parquet(location) as parquet:
-        rows = row_group_rows(parquet.metadata)
-        if not sum(rows):
-            return _Footer(DataFile(location, location.size(), rows))
-        schema = parquet.schema_arrow
-        for option, name in columns.by_option:
-            _check_is_there_once(location.name, name, schema.names, option)
-        types = {name: schema.field(name).type for name in columns.names}
-        return _Footer(DataFile(location, location.size(), rows), types)
+class _Footer(NamedTuple):
+    """Types of the columns that are read, by name, in the file of a name."""
+
+    name: str
+    types: dict[str, pa.DataType]
 
 
-def _check_is_there_once(file_name: str, column: str, there: list[str], option: str) -> None:
-    if column not in there:
-        raise SchemaError(
-            f"{file_name} has no column {column!r}; its columns are: {', '.join(there)}. {option} names it."
-        )
-    if there.count(column) > 1:
-        raise SchemaError(f"{file_name} has {there.count(column)} columns named {column!r}; rename all but one.")
+def _column_types(file: Shard, columns: Columns) -> dict[str, pa.DataType]:
+    return {column: find_column(file.schema, file.name, column, option) for option, column in columns.by_option}
 
 
 def _check_types(footer: _Footer, columns: Columns) -> None:
@@ -188,19 +136,19 @@ def _check_types(footer: _Footer, columns: Columns) -> None:
     storage_type = id_type.storage_type if isinstance(id_type, pa.BaseExtensionType) else id_type
     if pa.types.is_nested(storage_type):
         raise SchemaError(
-            f"{footer.file.name}: id column {columns.id_column!r} must hold one plain value a row, it is {id_type}."
+            f"{footer.name}: id column {columns.id_column!r} must hold one plain value a row, it is {id_type}."
         )
     for name in columns.quality_columns:
         if not _is_numeric(footer.types[name]):
             raise SchemaError(
-                f"{footer.file.name}: quality column {name!r} must be a float, integer, decimal or bool column, "
+                f"{footer.name}: quality column {name!r} must be a float, integer, decimal or bool column, "
                 f"it is {footer.types[name]}."
             )
     _feature_type(footer, columns.feature_column)
     if columns.cost_column is not None:
-        check_cost_type(footer.file.name, columns.cost_column, footer.types[columns.cost_column])
+        check_cost_type(footer.name, columns.cost_column, footer.types[columns.cost_column])
     if columns.group_column is not None:
-        check_group_type(footer.file.name, columns.group_column, footer.types[columns.group_column])
+        check_group_type(footer.name, columns.group_column, footer.types[columns.group_column])
 
 
 def check_cost_type(file_name: str, column: str, data_type: pa.DataType) -> None:
@@ -244,7 +192,7 @@ def _feature_type(footer: _Footer, column: str) -> FeatureType:
     if is_list and pa.types.is_floating(data_type.value_type) and not (is_fixed and data_type.list_size == 0):
         return FeatureType(data_type.value_type, data_type.list_size if is_fixed else None)
     message = (
-        f"{footer.file.name}: feature column {column!r} must be a list, large_list or fixed_size_list of float16, "
+        f"{footer.name}: feature column {column!r} must be a list, large_list or fixed_size_list of float16, "
         f"float32 or float64, and not of length 0; it is {data_type}."
     )
     if is_list and pa.types.is_uint16(data_type.value_type):
@@ -263,6 +211,6 @@ def _check_agreement(first: _Footer, footer: _Footer, columns: Columns) -> None:
             expected, actual = group_type(expected), group_type(actual)
         if actual != expected:
             raise SchemaError(
-                f"column {name!r} is {expected} in {first.file.name} and {actual} in {footer.file.name}; "
+                f"column {name!r} is {expected} in {first.name} and {actual} in {footer.name}; "
                 "write all files with one type."
             )

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
 from datamask_pl.data.plan import common_folder
 from datamask_pl.errors import ConfigError, SchemaError
-from datamask_pl.io.parquet import Location, expand, iterate_batches, open_parquet, row_group_rows
+from datamask_pl.io.parquet import Shard, expand, find_column, iterate_batches, open_parquet, read_shards
 from datamask_pl.io.paths import AnyPath, any_path, full_name, is_below
 
-_NUM_FOOTER_THREADS = 16
 _ID_BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class SourceFile(Shard):
     """A file that a mask is applied to.
 
     Attributes:
-        location: where it is.
         relative_name: its name below the folder that all files share.
-        num_bytes: its size.
-        row_group_rows: rows of each of its row groups.
-        id_type: type of its id column, None if it has none.
+        id_type: type of its id column; None if it has none. Of a file without rows, the type in those that have rows.
     """
 
-    location: Location
     relative_name: str
-    num_bytes: int
-    row_group_rows: tuple[int, ...]
     id_type: pa.DataType | None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the file."""
-        return sum(self.row_group_rows)
 
 
 def read_sources(path: str | list[str], id_column: str) -> list[SourceFile]:
@@ -51,18 +38,33 @@ def read_sources(path: str | list[str], id_column: str) -> list[SourceFile]:
         DataFileError: If nothing matches, or a file cannot be read.
         SchemaError: If a file has several columns with the name of the id column, or the ids are nested.
     """
-    locations = expand(path, option="source")
-    with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
-        return list(pool.map(partial(_read_footer, id_column=id_column), locations, relative_names(locations)))
+    paths = expand(path, option="source")
+    names = relative_names(paths)
+    shards = read_shards(paths)
+    id_types = {shard.name: _find_id_type(shard, id_column) for shard in shards if shard.num_rows}
+    shared = next(iter(id_types.values()), None)
+    return [
+        SourceFile(**vars(shard), relative_name=name, id_type=id_types.get(shard.name, shared))
+        for shard, name in zip(shards, names, strict=True)
+    ]
 
 
-def relative_names(locations: Sequence[Location]) -> list[str]:
+def _find_id_type(shard: Shard, id_column: str) -> pa.DataType | None:
+    if id_column not in shard.schema.names:
+        return None
+    id_type = find_column(shard.schema, shard.name, id_column, "id_column")
+    if pa.types.is_nested(id_type):
+        raise SchemaError(f"{shard.name}: id column {id_column!r} must hold one plain value per row, it is {id_type}.")
+    return id_type
+
+
+def relative_names(paths: Sequence[AnyPath]) -> list[str]:
     """Names of files below the folder that all of them share.
 
     Raises:
         ConfigError: If two are the same.
     """
-    names = [os.path.abspath(item.path) if item.filesystem is None else item.name for item in locations]
+    names = [os.path.abspath(path) if isinstance(path, Path) else str(path) for path in paths]
     shared = common_folder(names)
     relative = [name[len(shared) :].replace("://", "/").lstrip("/") for name in names]
     for name in relative:
@@ -75,18 +77,18 @@ def relative_names(locations: Sequence[Location]) -> list[str]:
     return relative
 
 
-def check_outside(folders: Mapping[str, AnyPath], source: str | list[str], locations: Sequence[Location]) -> None:
+def check_outside(folders: Mapping[str, AnyPath], source: str | list[str], paths: Sequence[AnyPath]) -> None:
     """Refuses a folder that the source's files are in, or that a later look for the source would find.
 
     Args:
         folders: what is to be written to, by the name of the option.
         source: what the user gave.
-        locations: the files that it stands for.
+        paths: the files that it stands for.
 
     Raises:
         ConfigError: If a folder is the source's, or in it.
     """
-    parents = {full_name(location.as_path).rpartition("/")[0] for location in locations}
+    parents = {full_name(path).rpartition("/")[0] for path in paths}
     # A pattern with ** spans all folders below the part before it.
     patterns = [source] if isinstance(source, str) else source
     roots = [item.partition("**")[0].rpartition("/")[0] or "." if "**" in item else item for item in patterns]
@@ -97,25 +99,10 @@ def check_outside(folders: Mapping[str, AnyPath], source: str | list[str], locat
             raise ConfigError(f"{option} {folder} is the source's folder, or in it; give one outside of it.")
 
 
-def _read_footer(location: Location, relative_name: str, id_column: str) -> SourceFile:
-    with open_parquet(location) as parquet:
-        metadata, schema = parquet.metadata, parquet.schema_arrow
-        rows = row_group_rows(metadata)
-    if schema.names.count(id_column) > 1:
-        raise SchemaError(f"{location.name} has several columns named {id_column!r}; rename all but one.")
-    id_type = schema.field(id_column).type if id_column in schema.names else None
-    if id_type is not None and pa.types.is_nested(id_type):
-        raise SchemaError(f"{location.name}: id column {id_column!r} must hold one plain value a row, it is {id_type}.")
-    return SourceFile(location, relative_name, location.size(), rows, id_type)
-
-
-def iterate_ids(source: SourceFile, id_column: str) -> Iterator[pa.Array]:
-    """The ids of a file as `plain`, some thousands at a time; of one without rows, whatever its columns are, none."""
-    if not source.num_rows:
-        return
-    with open_parquet(source.location) as parquet:
-        name = source.location.name
-        for batch in iterate_batches(parquet, name, batch_rows=_ID_BATCH_ROWS, columns=[id_column]):
+def iterate_ids(source: Shard, id_column: str) -> Iterator[pa.Array]:
+    """The ids of a file as `plain`, some thousands at a time."""
+    with open_parquet(source.path) as parquet:
+        for batch in iterate_batches(parquet, source.name, batch_rows=_ID_BATCH_ROWS, columns=[id_column]):
             yield plain(batch.column(0))
 
 

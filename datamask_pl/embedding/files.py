@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from datamask_pl.embedding.texts import ROW_GROUP_SIZE, check_schemas, feature_array, text_list
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.io.atomic import atomic_path
-from datamask_pl.io.parquet import Location, iterate_batches, open_parquet
+from datamask_pl.io.parquet import Shard, iterate_batches, open_parquet, read_shards
 from datamask_pl.io.paths import AnyPath, read_footer
 from datamask_pl.io.records import differences
 
@@ -46,24 +46,20 @@ class TextFile:
     """A file to embed.
 
     Attributes:
-        location: where it is.
+        shard: where its texts are.
         target: file to write.
-        num_rows: its rows.
-        num_bytes: its size.
     """
 
-    location: Location
+    shard: Shard
     target: AnyPath
-    num_rows: int
-    num_bytes: int
 
     def source(self) -> dict[str, Any]:
         """What the output records of its source; where it lies does not matter."""
-        return {"source": self.target.name, "num_rows": self.num_rows, "num_bytes": self.num_bytes}
+        return {"source": self.target.name, "num_rows": self.shard.num_rows, "num_bytes": self.shard.num_bytes}
 
 
 def plan_files(
-    locations: Sequence[Location], targets: Sequence[AnyPath], *, text_column: str, feature_column: str
+    paths: Sequence[AnyPath], targets: Sequence[AnyPath], *, text_column: str, feature_column: str
 ) -> list[TextFile]:
     """Reads all footers and checks the columns, before any row is read.
 
@@ -72,14 +68,9 @@ def plan_files(
             files disagree.
         DataFileError: If a file cannot be read.
     """
-    with_rows, files = [], []
-    for location, target in zip(locations, targets, strict=True):
-        with open_parquet(location) as parquet:
-            files.append(TextFile(location, target, parquet.metadata.num_rows, location.size()))
-            if files[-1].num_rows:
-                with_rows.append((location.name, parquet.schema_arrow))
-    check_schemas(with_rows, text_column, feature_column)
-    return files
+    shards = read_shards(paths)
+    check_schemas([shard for shard in shards if shard.num_rows], text_column, feature_column)
+    return [TextFile(shard, target) for shard, target in zip(shards, targets, strict=True)]
 
 
 def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
@@ -105,7 +96,7 @@ def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
             f"{file.target} is there and was made from other texts or with other options: {'; '.join(differing)}. "
             "Give another output."
         )
-    return bool(footer.num_rows == file.num_rows)
+    return bool(footer.num_rows == file.shard.num_rows)
 
 
 def embed_file(
@@ -131,7 +122,7 @@ def embed_file(
         BadRowError: If a text is null or empty, or its vector zero or not finite.
         DataFileError: If a file cannot be read or written.
     """
-    with open_parquet(file.location) as parquet:
+    with open_parquet(file.shard.path) as parquet:
         schema = parquet.schema_arrow
     # a file without rows may have any columns
     schema = pa.schema([field for field in schema if field.name not in (text_column, feature_column)], schema.metadata)
@@ -143,21 +134,21 @@ def embed_file(
     options = {"use_dictionary": others, "write_page_checksum": True}
     with atomic_path(file.target) as temporary, pq.ParquetWriter(temporary, schema, **options) as writer:
         first_row = 0
-        for table in _chunks(file.location):
-            texts = text_list(table[text_column], path=file.location.name, text_column=text_column, first_row=first_row)
-            _check_texts(texts, file.location.name, text_column, first_row)
+        for table in _chunks(file.shard):
+            texts = text_list(table[text_column], path=file.shard.name, text_column=text_column, first_row=first_row)
+            _check_texts(texts, file.shard.name, text_column, first_row)
             vectors_ND = encoder.encode(texts)
-            _check_vectors(vectors_ND, file.location.name, first_row)
+            _check_vectors(vectors_ND, file.shard.name, first_row)
             columns = [*table.select(others).columns, feature_array(vectors_ND)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             first_row += len(texts)
             advance(len(texts))
 
 
-def _chunks(location: Location) -> Iterator[pa.Table]:
+def _chunks(shard: Shard) -> Iterator[pa.Table]:
     """The rows of a file. A generator, so that an error of the writer is not taken for one of the reader."""
-    with open_parquet(location) as parquet:
-        for batch in iterate_batches(parquet, location.name, batch_rows=ROW_GROUP_SIZE):
+    with open_parquet(shard.path) as parquet:
+        for batch in iterate_batches(parquet, shard.name, batch_rows=ROW_GROUP_SIZE):
             yield pa.Table.from_batches([batch])
 
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from datamask_pl.errors import BadRowError, DataFileError, SchemaError
-from datamask_pl.io.parquet import Location, open_parquet, read_table
+from datamask_pl.io.parquet import Shard, find_column, open_parquet, read_shards, read_table, with_rows
+from datamask_pl.io.paths import AnyPath
 
 ROW_GROUP_SIZE = 4096
 
@@ -58,7 +59,7 @@ def feature_array(features_ND: npt.NDArray[np.float32]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, pa.list_(pa.float16(), num_dimensions))
 
 
-def read_corpus(files: list[Location], *, text_column: str, feature_column: str) -> Corpus:
+def read_corpus(files: Sequence[AnyPath], *, text_column: str, feature_column: str) -> Corpus:
     """Reads the texts and the other columns of some files; checks every footer before it reads any row.
 
     Raises:
@@ -66,26 +67,19 @@ def read_corpus(files: list[Location], *, text_column: str, feature_column: str)
         DataFileError: If a file cannot be read, or none has a row.
         BadRowError: If a text is null.
     """
-    schemas, with_rows = [], []
-    for file in files:
-        with open_parquet(file) as parquet:
-            if parquet.metadata.num_rows:
-                schemas.append(parquet.schema_arrow)
-                with_rows.append(file)
-    if not with_rows:
-        raise DataFileError(f"source matches {len(files)} files without a single row, the first is {files[0].name}.")
-    paths = [file.name for file in with_rows]
-    check_schemas(list(zip(paths, schemas, strict=True)), text_column, feature_column)
+    shards = with_rows(read_shards(files), "source")
+    check_schemas(shards, text_column, feature_column)
     texts: list[str] = []
     starts: list[int] = []
     others: list[pa.Table] = []
-    for path, file in zip(paths, with_rows, strict=True):
+    for shard in shards:
         starts.append(len(texts))
-        with open_parquet(file) as parquet:
-            table = read_table(parquet, path)
-        texts += text_list(table[text_column], path=path, text_column=text_column)
-        others.append(table.select([name for name in schemas[0].names if name != text_column]))
+        with open_parquet(shard.path) as parquet:
+            table = read_table(parquet, shard.name)
+        texts += text_list(table[text_column], path=shard.name, text_column=text_column)
+        others.append(table.select([name for name in shards[0].schema.names if name != text_column]))
     # "default" evens out what is no type: nullability and metadata of the fields.
+    paths = [shard.name for shard in shards]
     return Corpus(texts, pa.concat_tables(others, promote_options="default"), paths, starts)
 
 
@@ -116,16 +110,16 @@ def text_list(column: pa.ChunkedArray, *, path: str, text_column: str, first_row
     return texts
 
 
-def check_schemas(files: Sequence[tuple[str, pa.Schema]], text_column: str, feature_column: str) -> None:
-    """Checks the columns of files that have rows, by name and schema. Of one without, no column matters.
+def check_schemas(shards: Sequence[Shard], text_column: str, feature_column: str) -> None:
+    """Checks the columns of files that have rows. In a file without rows columns do not matter.
 
     Raises:
         SchemaError: If the text column is missing or holds no strings, the feature column is there already, or two
             files disagree.
     """
-    for path, schema in files:
-        _check_schema(path, schema, text_column, feature_column)
-        _check_same(path, schema, *files[0])
+    for shard in shards:
+        _check_schema(shard.name, shard.schema, text_column, feature_column)
+        _check_same(shard.name, shard.schema, shards[0].name, shards[0].schema)
 
 
 def _check_schema(path: str, schema: pa.Schema, text_column: str, feature_column: str) -> None:
@@ -134,9 +128,7 @@ def _check_schema(path: str, schema: pa.Schema, text_column: str, feature_column
     Raises:
         SchemaError: If it is not so.
     """
-    if text_column not in schema.names:
-        raise SchemaError(f"{path} has no column {text_column!r}; set text_column to one of {schema.names}.")
-    kind = schema.field(text_column).type
+    kind = find_column(schema, path, text_column, "text_column")
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
         raise SchemaError(f"{path}: text_column {text_column!r} must hold strings, not {kind}; name another column.")

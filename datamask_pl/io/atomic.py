@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
+
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.io.paths import AnyPath, RemotePath, upload
 
@@ -37,9 +39,9 @@ def atomic_path(target: AnyPath) -> Iterator[Path]:
     name, and the folder's entry after. If anything fails, the temporary is removed and the target is as it was; after
     a SIGKILL a `.{name}.{pid}-{token}.tmp` may be left over, which no later run reads and which can be deleted.
 
-    The body does nothing but make the bytes: every OSError that leaves it is taken for a failed write, except a
-    DatamaskError, which passes as it is. `torch.save` to a path reports a full disk as a RuntimeError; save to a
-    `BytesIO` and `write_bytes` that instead.
+    The body does nothing but make the bytes: every OSError or exception of pyarrow that leaves it is taken for a failed
+    write, except a DatamaskError, which passes as it is. `torch.save` to a path reports a full disk as a RuntimeError;
+    save to a `BytesIO` and `write_bytes` that instead.
 
     Object stores have no rename. There the temporary is a file of this machine, in the system's folder for such
     (`TMPDIR`), and is uploaded whole at the end, under the target's name.
@@ -81,7 +83,7 @@ def atomic_path(target: AnyPath) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and not isinstance(error, DataFileError):
+        if isinstance(error, (OSError, pa.ArrowException)) and not isinstance(error, DataFileError):
             raise write_error(target, error) from error
         raise
     if os.name == "posix":
@@ -97,9 +99,9 @@ def _uploaded(target: RemotePath) -> Iterator[Path]:
         try:
             temporary.touch()
             yield temporary
-        except OSError as error:
-            if isinstance(error, DataFileError):
-                raise
+        except DataFileError:
+            raise
+        except (OSError, pa.ArrowException) as error:
             raise write_error(f"{temporary}, to be uploaded to {target},", error) from error
         upload(temporary, target)
 
@@ -120,7 +122,7 @@ def local_path(option: str, value: str) -> Path:
     return Path(value)
 
 
-def write_error(path: Path | str, error: OSError) -> DataFileError:
+def write_error(path: AnyPath | str, error: Exception) -> DataFileError:
     """Says that a file cannot be written, why, and what to do about it.
 
     Example:
@@ -128,8 +130,9 @@ def write_error(path: Path | str, error: OSError) -> DataFileError:
         DataFileError('mask/part.parquet cannot be written: No space left on device; free some space, or choose a path on another disk.')
     """  # noqa: E501
     # pyarrow's own text repeats the errno and its name; the system's is enough.
-    reason = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
-    remedy = _REMEDIES.get(error.errno or 0, "choose another path")
+    number = getattr(error, "errno", None)
+    reason = os.strerror(number) if number else str(error).rstrip(".") or type(error).__name__
+    remedy = _REMEDIES.get(number or 0, "choose another path")
     return DataFileError(f"{path} cannot be written: {reason}; {remedy}.")
 
 

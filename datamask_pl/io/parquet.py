@@ -5,68 +5,112 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamask_pl.errors import ConfigError, DataFileError, DatamaskError
-from datamask_pl.io.paths import AnyPath, RemotePath, check_no_secret, redact, remote_faults
+from datamask_pl.errors import ConfigError, DataFileError, SchemaError
+from datamask_pl.io.paths import AnyPath, RemotePath, check_no_secret, faults, file_size, full_name, readable, redact
 
-_MAGIC = b"PAR1"
+MAGIC = b"PAR1"
 # Without a buffer pyarrow holds the whole column chunk of a row group: 3 GB for 1 M rows of 768 float32.
 _BUFFER_BYTES = 4 << 20
 _TABLE_ROWS = 1 << 16
+_NUM_FOOTER_THREADS = 16
+
+AnyShard = TypeVar("AnyShard", bound="Shard")
 
 
 @dataclass(frozen=True)
-class Location:
-    """Where a file is.
+class Shard:
+    """A parquet file and what its footer says.
 
     Attributes:
-        name: what is recorded and shown: the path, or the URL without user, password and query.
-        path: what `filesystem`, or the operating system, opens.
-        filesystem: the fsspec file system, or None for a local file.
+        path: where it is.
+        num_bytes: its size.
+        row_group_rows: rows of each of its row groups.
+        schema: names and types of its columns, without metadata. They do not matter in a file without rows: what
+            writers call the type of nothing is null.
     """
 
-    name: str
-    path: str
-    filesystem: Any = None
-
-    @classmethod
-    def of(cls, path: AnyPath) -> Location:
-        """The location of one file."""
-        if isinstance(path, RemotePath):
-            return cls(str(path), path.path, path.filesystem)
-        return cls(str(path), str(path))
+    path: AnyPath
+    num_bytes: int
+    row_group_rows: tuple[int, ...]
+    schema: pa.Schema
 
     @property
-    def as_path(self) -> AnyPath:
-        """The same as a path."""
-        return Path(self.path) if self.filesystem is None else RemotePath(self.filesystem, self.path)
+    def name(self) -> str:
+        """The path or URL as it is recorded and shown."""
+        return str(self.path)
 
     @property
-    def key(self) -> str:
-        """What tells this file from all others, URLs with their protocol."""
-        if self.filesystem is None:
-            return os.path.abspath(self.path)
-        url: str = self.filesystem.unstrip_protocol(self.path)
-        return url
-
-    def size(self) -> int:
-        """Size in bytes."""
-        return os.path.getsize(self.path) if self.filesystem is None else int(self.filesystem.size(self.path))
-
-    def open(self) -> Any:  # noqa: ANN401
-        """The file opened for reading, as a context manager."""
-        return pa.OSFile(self.path, "rb") if self.filesystem is None else self.filesystem.open(self.path, "rb")
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return sum(self.row_group_rows)
 
 
-def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str = "a parquet file") -> list[Location]:
+def read_shards(paths: Sequence[AnyPath]) -> list[Shard]:
+    """Reads the footers of files, in their order.
+
+    Raises:
+        DataFileError: As `open_parquet`.
+    """
+    with ThreadPoolExecutor(_NUM_FOOTER_THREADS) as pool:
+        return list(pool.map(_read_shard, paths))
+
+
+def _read_shard(path: AnyPath) -> Shard:
+    with open_parquet(path) as parquet:
+        rows, schema = row_group_rows(parquet.metadata), parquet.schema_arrow.remove_metadata()
+        return Shard(path, file_size(path, is_fresh=False), rows, schema)
+
+
+def with_rows(shards: Sequence[AnyShard], option: str) -> list[AnyShard]:
+    """The files that have rows.
+
+    Args:
+        shards: at least one.
+        option: what the user calls them, for errors.
+
+    Raises:
+        DataFileError: If none has any.
+    """
+    found = [shard for shard in shards if shard.num_rows]
+    if not found:
+        raise DataFileError(
+            f"{option} matches {len(shards)} files without a single row, the first is {shards[0].name}."
+        )
+    return found
+
+
+def find_column(schema: pa.Schema, name: str, column: str, option: str) -> pa.DataType:
+    """The type of a column that has to be in a file once.
+
+    Args:
+        schema: of the file.
+        name: of the file, for errors.
+        column: which.
+        option: what the user calls it, for errors.
+
+    Raises:
+        SchemaError: If it is missing, or there are several.
+    """
+    if column not in schema.names:
+        raise SchemaError(
+            f"{name} has no column {column!r}; its columns are: {', '.join(schema.names)}. {option} names it."
+        )
+    if schema.names.count(column) > 1:
+        raise SchemaError(f"{name} has {schema.names.count(column)} columns named {column!r}; rename all but one.")
+    return schema.field(column).type
+
+
+def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str = "a parquet file") -> list[AnyPath]:
     """Finds the files that a path, or several, stand for.
 
     A path is a file, a directory (all `*.parquet` below it, but for names that start with `.` or `_`), a glob
@@ -87,50 +131,50 @@ def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str 
     patterns = [path] if isinstance(path, str) else list(path)
     if not patterns or not all(patterns):
         raise ConfigError(f"{option} must name at least one file, directory, glob or URL, got {path!r}.")
-    found: dict[str, Location] = {}
+    found: dict[str, AnyPath] = {}
     for pattern in patterns:
         is_remote = "://" in pattern and not pattern.startswith("file://")
         if is_remote:
             check_no_secret(option, pattern)
-        with _naming(redact(pattern), "listed", is_remote=is_remote):
-            locations = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
-        if not locations:
+        with faults(redact(pattern), "listed", is_remote=is_remote):
+            matches = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
+        if not matches:
             raise DataFileError(
                 f"{option}: nothing matches {redact(pattern)!r}; give {wanted}, a directory that holds "
                 "*.parquet files, a glob or an fsspec URL."
             )
-        for location in locations:
-            found.setdefault(location.key, location)
-    return sorted(found.values(), key=lambda location: location.name)
+        for match in matches:
+            found.setdefault(os.path.abspath(match) if isinstance(match, Path) else full_name(match), match)
+    return sorted(found.values(), key=str)
 
 
 @contextmanager
-def open_bytes(location: Location) -> Iterator[Any]:
+def open_bytes(path: AnyPath) -> Iterator[Any]:
     """Opens a file of any kind for reading; what goes wrong is raised as DataFileError.
 
     Raises:
         DataFileError: If the file is missing, or a part of it cannot be read.
     """
-    with _naming(location.name, "read", is_remote=location.filesystem is not None), location.open() as source:
+    with faults(str(path), "read", is_remote=isinstance(path, RemotePath)), readable(path) as source:
         yield source
 
 
 @contextmanager
-def open_parquet(location: Location) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: AnyPath) -> Iterator[pq.ParquetFile]:
     """Opens a file for streaming; pyarrow's and the file system's faults are raised as DataFileError.
 
     Raises:
         DataFileError: If the file is missing, empty, cut off or no parquet file, or a part of it cannot be read.
     """
-    with _naming(location.name, "read", is_remote=location.filesystem is not None), location.open() as source:
+    with open_bytes(path) as source:
         try:
             parquet = pq.ParquetFile(
                 source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
             )
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            raise DataFileError(_diagnose(location, str(error))) from error
+            raise DataFileError(_diagnose(path, str(error))) from error
         with parquet:
-            _check_footer(parquet.metadata, location.name)
+            _check_footer(parquet.metadata, str(path))
             yield parquet
 
 
@@ -147,14 +191,14 @@ def iterate_batches(
     columns: list[str] | None = None,
     row_group: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, some at a time. A header that is damaged makes pyarrow leave out a page without a word.
+    """The rows of a file, some at a time. A damaged page header makes pyarrow skip a page silently.
 
     Args:
         parquet: from `open_parquet`.
         name: of the file, for errors.
         batch_rows: rows of a batch, at most.
-        columns: which; all if left out.
-        row_group: the rows of one; of all if left out.
+        columns: which; all by default.
+        row_group: the rows of one; of all by default.
 
     Raises:
         DataFileError: If there are more or fewer rows than the footer says.
@@ -165,7 +209,8 @@ def iterate_batches(
         seen += len(batch)
         if seen > expected:
             break
-        yield batch
+        if len(batch):  # a file without rows may lack the columns
+            yield batch
     if seen != expected:
         raise DataFileError(
             f"{name} is damaged: its footer says that there are {expected} rows, and {seen} were read; write or copy "
@@ -182,11 +227,17 @@ def read_table(parquet: pq.ParquetFile, name: str, columns: list[str] | None = N
     return empty if columns is None else empty.select(columns)
 
 
-def _expand_local(pattern: str) -> list[Location]:
+def _expand_local(pattern: str) -> list[AnyPath]:
     pattern = os.path.expanduser(pattern)
     matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
     paths = [path for match in matches for path in (_walk(match) if os.path.isdir(match) else [match])]
-    return [Location(name=os.path.normpath(path), path=path) for path in paths]
+    return [Path(_without_dots(path)) for path in paths]
+
+
+def _without_dots(path: str) -> str:
+    """The path without `.` and `..`, unless a link in it makes that another file."""
+    short = os.path.normpath(path)
+    return short if os.path.exists(short) and os.path.samefile(short, path) else path
 
 
 def _walk(directory: str) -> list[str]:
@@ -201,7 +252,7 @@ def _is_shard(name: str) -> bool:
     return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
-def _expand_url(url: str) -> list[Location]:
+def _expand_url(url: str) -> list[AnyPath]:
     filesystem, path = fsspec.core.url_to_fs(url)
     if filesystem.isfile(path):
         matches = [path]
@@ -209,7 +260,7 @@ def _expand_url(url: str) -> list[Location]:
         matches = [match for match in filesystem.find(path) if _is_shard(match.rsplit("/", 1)[-1])]
     else:
         matches = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
-    return [Location(redact(filesystem.unstrip_protocol(match)), match, filesystem) for match in matches]
+    return [RemotePath(filesystem, match) for match in matches]
 
 
 def _raise(error: OSError) -> None:
@@ -227,38 +278,16 @@ def _check_footer(footer: pq.FileMetaData, name: str) -> None:
         )
 
 
-def _diagnose(location: Location, cause: str) -> str:
-    """Says in words that name the fault why a file has no footer that could be read."""
-    if location.size() == 0:
-        return f"{location.name} is empty (0 bytes); write it again or leave it out."
-    with location.open() as source:
-        head = source.read(len(_MAGIC))
-        if head != _MAGIC:
-            return f"{location.name} is not a parquet file: it starts with {head!r} instead of {_MAGIC!r}."
-        source.seek(max(0, location.size() - len(_MAGIC)))
-        if source.read() != _MAGIC or location.size() < 3 * len(_MAGIC):
-            return f"{location.name} is cut off: its footer is missing; write or copy it again."
-    return f"{location.name} is damaged, its footer cannot be read ({cause.rstrip('.')}); write or copy it again."
-
-
-@contextmanager
-def _naming(name: str, verb: str, *, is_remote: bool) -> Iterator[None]:
-    """Turns what pyarrow and file systems raise into an error that names the file.
-
-    Args:
-        name: file or pattern, as it may be shown.
-        verb: what could not be done to it.
-        is_remote: the cause may then be of any class.
-    """
-    if is_remote:
-        with remote_faults(name, verb):
-            yield
-        return
-    try:
-        yield
-    except DatamaskError:
-        raise
-    except FileNotFoundError:
-        raise DataFileError(f"{name} does not exist.") from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a damaged name
-        raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error
+def _diagnose(path: AnyPath, cause: str) -> str:
+    """Says why a file has no footer that could be read."""
+    size = file_size(path)
+    if size == 0:
+        return f"{path} is empty (0 bytes); write it again or leave it out."
+    with readable(path) as source:
+        head = source.read(len(MAGIC))
+        if head != MAGIC:
+            return f"{path} is not a parquet file: it starts with {head!r} instead of {MAGIC!r}."
+        source.seek(max(0, size - len(MAGIC)))
+        if source.read() != MAGIC or size < 3 * len(MAGIC):
+            return f"{path} is cut off: its footer is missing; write or copy it again."
+    return f"{path} is damaged, its footer cannot be read ({cause.rstrip('.')}); write or copy it again."

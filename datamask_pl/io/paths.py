@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.errors import ConfigError, DataFileError, DatamaskError
@@ -51,19 +52,19 @@ class RemotePath:
 
     def exists(self) -> bool:
         """Whether there is such a file, or a file below such a folder."""
-        with remote_faults(str(self), "looked up"):
+        with faults(str(self), "looked up"):
             self.filesystem.invalidate_cache()
             return bool(self.filesystem.exists(self.path))
 
     def is_dir(self) -> bool:
         """Whether there is a file below it."""
-        with remote_faults(str(self), "looked up"):
+        with faults(str(self), "looked up"):
             self.filesystem.invalidate_cache()
             return bool(self.filesystem.isdir(self.path))
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """The whole file."""
-        with remote_faults(str(self), "read"):
+        with faults(str(self), "read"):
             content: bytes = self.filesystem.cat_file(self.path)
         return content.decode(encoding)
 
@@ -98,7 +99,7 @@ def any_path(option: str, value: str, *, is_read: bool = False) -> AnyPath:
             f"{option} must be a path on this machine or in an object store ({', '.join(STORES[:-1])}), got {value!r}; "
             "write it here and copy it there."
         )
-    with remote_faults(value, "opened"):
+    with faults(value, "opened"):
         filesystem, path = fsspec.core.url_to_fs(value)
     return RemotePath(filesystem, path.rstrip("/"))
 
@@ -115,7 +116,7 @@ def list_names(folder: AnyPath) -> list[str]:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
-    with remote_faults(str(folder), "listed"):
+    with faults(str(folder), "listed"):
         folder.filesystem.invalidate_cache()
         try:
             found = folder.filesystem.ls(folder.path, detail=False)
@@ -151,16 +152,21 @@ def is_below(name: str, folder: str) -> bool:
     return name == folder or name.startswith(folder.rstrip("/") + "/")
 
 
-def file_size(path: AnyPath) -> int:
+def file_size(path: AnyPath, *, is_fresh: bool = True) -> int:
     """Bytes of a file.
+
+    Args:
+        path: the file.
+        is_fresh: asks the store anew; otherwise what it said when its folder was listed will do.
 
     Raises:
         OSError: If it is missing.
     """
     if isinstance(path, Path):
         return path.stat().st_size
-    with remote_faults(str(path), "looked up"):
-        path.filesystem.invalidate_cache()
+    with faults(str(path), "looked up"):
+        if is_fresh:
+            path.filesystem.invalidate_cache()
         return int(path.filesystem.size(path.path))
 
 
@@ -172,11 +178,15 @@ def read_footer(path: AnyPath) -> pq.FileMetaData:
 
 @contextmanager
 def readable(path: AnyPath) -> Iterator[Any]:
-    """What pyarrow reads a file from: its path on this machine, or the open file of an object store."""
+    """A binary file opened for reading: pyarrow's on this machine, fsspec's in an object store.
+
+    Faults of this machine are raised as they are, those of a store as DataFileError.
+    """
     if isinstance(path, Path):
-        yield path
+        with pa.OSFile(os.fspath(path), "rb") as source:
+            yield source
         return
-    with remote_faults(str(path), "read"), path.filesystem.open(path.path, "rb") as source:
+    with faults(str(path), "read"), path.filesystem.open(path.path, "rb") as source:
         yield source
 
 
@@ -188,7 +198,7 @@ def upload(source: Path, target: RemotePath) -> None:
     Raises:
         DataFileError: If it did not arrive.
     """
-    with remote_faults(str(target), "written"):
+    with faults(str(target), "written"):
         target.filesystem.put_file(os.fspath(source), target.path)
     expected, seen = source.stat().st_size, file_size(target)
     if seen != expected:
@@ -240,14 +250,15 @@ def missing_package(url: str, error: ImportError) -> str:
 
 
 @contextmanager
-def remote_faults(name: str, verb: str) -> Iterator[None]:
-    """Turns what a remote file system raises into an error that names the file.
+def faults(name: str, verb: str, *, is_remote: bool = True) -> Iterator[None]:
+    """Turns exceptions of pyarrow and file systems into a DataFileError that names the file.
 
-    The cause may be of any class, and is not quoted, for it may hold a URL with its credentials.
+    A remote cause may be of any class, and is not quoted, for it may hold a URL with its credentials.
 
     Args:
         name: file or pattern, as it may be shown.
         verb: what could not be done to it.
+        is_remote: whether the file is in an object store.
     """
     try:
         yield
@@ -257,9 +268,13 @@ def remote_faults(name: str, verb: str) -> Iterator[None]:
         if verb == "written":
             raise DataFileError(f"{name} cannot be written: there is no such bucket; make it first.") from None
         raise DataFileError(f"{name} does not exist.") from None
-    except ImportError as error:
-        raise DataFileError(f"{name} cannot be {verb}: {missing_package(name, error)}.") from None
     except Exception as error:
-        raise DataFileError(
-            f"{name} cannot be {verb} ({type(error).__name__}); check the URL, its protocol and the credentials."
-        ) from None
+        if is_remote and isinstance(error, ImportError):
+            raise DataFileError(f"{name} cannot be {verb}: {missing_package(name, error)}.") from None
+        if is_remote:
+            raise DataFileError(
+                f"{name} cannot be {verb} ({type(error).__name__}); check the URL, its protocol and the credentials."
+            ) from None
+        if isinstance(error, (pa.ArrowException, OSError, UnicodeDecodeError)):  # the last of a damaged name
+            raise DataFileError(f"{name} cannot be {verb}: {str(error).rstrip('.')}.") from error
+        raise

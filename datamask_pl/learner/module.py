@@ -15,7 +15,7 @@ from torch import Tensor
 from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed.collectives import RankGroup, raise_on_all_ranks
-from datamask_pl.errors import CheckpointError, ConfigError
+from datamask_pl.errors import CheckpointError, ConfigError, check_choice
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
@@ -102,8 +102,8 @@ class MaskLearner(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        options.check_choice("estimator", estimator, get_args(Estimator))
-        options.check_choice("init", init, get_args(Initialization))
+        check_choice("model.estimator", estimator, get_args(Estimator))
+        check_choice("model.init", init, get_args(Initialization))
         self.rule = BudgetRule(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator

@@ -21,11 +21,6 @@ def check(is_allowed: bool, rule: str, value: object) -> None:
         raise ConfigError(f"model.{rule}, got {value}.")
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises a ConfigError that lists the choices if the value is none of them."""
-    check(value in choices, f"{name} must be one of {', '.join(choices)}", repr(value))
-
-
 def check_schedule(*, num_steps: int, max_lr: float, min_lr: float) -> None:
     """Raises a ConfigError if there is no step, or the learning rate is not finite or rises."""
     check(num_steps >= 1, "num_steps must be at least 1", num_steps)

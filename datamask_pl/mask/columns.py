@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from datamask_pl.data.shards import SourceFile, plain, plain_type
-from datamask_pl.errors import BadRowError, SchemaError
+from datamask_pl.errors import BadRowError
 from datamask_pl.io.parquet import open_parquet, read_table
 from datamask_pl.io.paths import AnyPath, read_footer
 from datamask_pl.mask.join import check_id_type, look_up, part_id_type, read_parts
@@ -23,23 +23,6 @@ def own_schema(folder: AnyPath) -> pa.Schema:
     return read_footer(folder / part_name(0)).schema.to_arrow_schema()
 
 
-def find_types(source: SourceFile, names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Types of some columns of a file.
-
-    Raises:
-        SchemaError: If one is not there, or several times.
-    """
-    with open_parquet(source.location) as parquet:
-        schema = parquet.schema_arrow
-    for name in names:
-        if schema.names.count(name) != 1:
-            raise SchemaError(
-                f"{source.location.name} has no column {name!r}, or several; its columns are: "
-                f"{', '.join(schema.names)}."
-            )
-    return {name: schema.field(name).type for name in names}
-
-
 def join_columns(
     folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], names: Sequence[str], *, id_column: str
 ) -> list[pa.Table]:
@@ -48,7 +31,7 @@ def join_columns(
     Args:
         folder: of the mask.
         manifest: of the mask, which is complete.
-        sources: files with the mask's ids, among others.
+        sources: files with the mask's ids, among others; all have rows.
         names: columns wanted.
         id_column: the files' column that holds the ids.
 
@@ -83,9 +66,9 @@ def join_columns(
             "give all files."
         )
     tables = []
-    for source in (source for source in sources if source.num_rows):
-        with open_parquet(source.location) as parquet:
-            tables.append(read_table(parquet, source.location.name, list(names)))
+    for source in sources:
+        with open_parquet(source.path) as parquet:
+            tables.append(read_table(parquet, source.name, list(names)))
     joined = pa.concat_tables(tables, promote_options="permissive").take(pa.array(row_M))
     starts = np.cumsum([0, *lengths])
     return [joined.slice(start, length) for start, length in zip(starts, lengths, strict=False)]

@@ -6,7 +6,6 @@ Shape suffixes: N rows of the file, B rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from datamask_pl.data.shards import SourceFile
-from datamask_pl.errors import DataFileError
 from datamask_pl.io.atomic import atomic_path
-from datamask_pl.io.parquet import iterate_batches, open_parquet
+from datamask_pl.io.parquet import Shard, iterate_batches, open_parquet
 from datamask_pl.io.paths import AnyPath
 
 _BATCH_BYTES = 16 << 20
@@ -27,7 +24,7 @@ _ENCODINGS = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "D
 
 
 def write_kept(
-    source: SourceFile, keep_N: NDArray[np.bool_], target: AnyPath, advance: Callable[[int], None]
+    source: Shard, keep_N: NDArray[np.bool_], target: AnyPath, advance: Callable[[int], None]
 ) -> dict[str, int]:
     """Writes the rows of one file that are kept.
 
@@ -40,10 +37,10 @@ def write_kept(
     Returns:
         Its rows and bytes.
     """
-    with open_parquet(source.location) as parquet:
+    with open_parquet(source.path) as parquet:
         schema, options = parquet.schema_arrow, _writer_options(parquet.metadata)
     num_rows = int(keep_N.sum())
-    with atomic_path(target) as temporary, _naming(target):
+    with atomic_path(target) as temporary:
         with pq.ParquetWriter(temporary, schema, **options) as writer:
             for batches in _kept_batches(source, keep_N, advance):
                 table = pa.Table.from_batches(batches, schema)
@@ -53,10 +50,10 @@ def write_kept(
 
 
 def _kept_batches(
-    source: SourceFile, keep_N: NDArray[np.bool_], advance: Callable[[int], None]
+    source: Shard, keep_N: NDArray[np.bool_], advance: Callable[[int], None]
 ) -> Iterator[list[pa.RecordBatch]]:
     """What is kept of each row group of which anything is."""
-    with open_parquet(source.location) as parquet:
+    with open_parquet(source.path) as parquet:
         start = 0
         for group, num_rows in enumerate(source.row_group_rows):
             stop = start + num_rows
@@ -67,7 +64,7 @@ def _kept_batches(
             num_bytes = parquet.metadata.row_group(group).total_byte_size
             batch_rows = max(1, min(_MAX_BATCH_ROWS, num_rows * _BATCH_BYTES // max(1, num_bytes)))
             batches = []
-            for batch in iterate_batches(parquet, source.location.name, batch_rows=batch_rows, row_group=group):
+            for batch in iterate_batches(parquet, source.name, batch_rows=batch_rows, row_group=group):
                 batches += _keep_rows(batch, keep_N[start : start + len(batch)])
                 start += len(batch)
                 advance(len(batch))
@@ -112,14 +109,3 @@ def _codec(name: str) -> str:
     """A codec as pyarrow's writer calls it; zstd for one that it cannot write."""
     known = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}
     return known.get(name, name.lower() if name in _CODECS else "zstd")
-
-
-@contextmanager
-def _naming(target: AnyPath) -> Iterator[None]:
-    """Names the file in what pyarrow's writer raises. What its reader raises names the source by then."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        if isinstance(error, OSError):
-            raise
-        raise DataFileError(f"{target} cannot be written ({str(error).rstrip('.')}).") from error

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from datamask_pl.data.plan import common_folder
 from datamask_pl.data.shards import SourceFile, iterate_ids, plain, plain_type
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
-from datamask_pl.io.parquet import Location, open_parquet
+from datamask_pl.io.parquet import open_parquet
 from datamask_pl.io.paths import AnyPath
 from datamask_pl.mask.manifest import Manifest, part_name, read_columns
 
@@ -130,11 +130,11 @@ def _join_by_row(
     rows = _read_selected_rows(folder, manifest)
     for source, last_row in zip(ordered, rows.last_row, strict=True):
         if last_row >= source.num_rows:
-            return f"{source.location.name} has {source.num_rows} rows and the mask is of {last_row + 1} or more"
+            return f"{source.name} has {source.num_rows} rows and the mask is of {last_row + 1} or more"
     num_dropped = sum(block["num_dropped"] for block in manifest.blocks.values())
     for source, num_samples in zip(ordered, rows.num_samples, strict=True):
         if num_samples + num_dropped < source.num_rows:
-            return f"{source.location.name} has {source.num_rows} rows and the mask is of {num_samples}"
+            return f"{source.name} has {source.num_rows} rows and the mask is of {num_samples}"
     num_rows = sum(source.num_rows for source in sources)
     if rows.num_samples.sum() + num_dropped != num_rows:
         return f"the source has {num_rows} rows and the mask is of {rows.num_samples.sum() + num_dropped}"
@@ -143,7 +143,7 @@ def _join_by_row(
     for index, name in enumerate(names):
         keep[name][rows.row_K[bounds[index] : bounds[index + 1]]] = True
     selection = [keep[source.relative_name] for source in sources]
-    if any(source.id_type is None and source.num_rows for source in sources):
+    if any(source.id_type is None for source in sources):
         return Selection(selection, "row, ids not checked")
     with ThreadPoolExecutor(num_workers) as pool:
         check = partial(_find_other_id, rows=rows, id_column=id_column)
@@ -178,11 +178,11 @@ def _find_other_id(source: SourceFile, span: slice, *, rows: _SelectedRows, id_c
         if low < high:
             there, here = id_K.slice(low, high - low), array.take(pa.array(row_K[low:high] - start))
             if there.type != here.type:
-                return f"{source.location.name} has ids of type {here.type} and those of the mask are {there.type}"
+                return f"{source.name} has ids of type {here.type} and those of the mask are {there.type}"
             if not there.equals(here):
                 pairs = zip(row_K[low:high], here.to_pylist(), there.to_pylist(), strict=True)
                 row, one, other = next(pair for pair in pairs if pair[1] != pair[2])
-                return f"{source.location.name}, row {row}, has id {one!r} and the mask has {other!r} there"
+                return f"{source.name}, row {row}, has id {one!r} and the mask has {other!r} there"
         start += len(array)
     return None
 
@@ -254,7 +254,7 @@ class _Faults:
             row = start + int(rows[0])
             file = int(np.searchsorted(self._ends, row, side="right"))
             before = int(self._ends[file]) - self._sources[file].num_rows
-            self.first = f"{self._sources[file].location.name}, row {row - before}"
+            self.first = f"{self._sources[file].name}, row {row - before}"
             self.first_id = ids[int(rows[0])].as_py()
         self.num_rows += rows.size
 
@@ -313,30 +313,24 @@ def _is_first(code_B: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, reason: str | None) -> None:
-    """Raises a SchemaError if a file with rows has no ids of the mask's type; `reason` is why they are joined by id."""
-    if not source.num_rows:
-        return
+    """Raises a SchemaError if a file has no ids of the mask's type; `reason` is why they are joined by id."""
     why = f" (joined by id, for {reason})" if reason else ""
     if source.id_type is None:
-        raise SchemaError(f"{source.location.name} has no column {id_column!r}{why}; set id_column to that of the ids.")
+        raise SchemaError(f"{source.name} has no column {id_column!r}{why}; set id_column to that of the ids.")
     if plain_type(source.id_type) != expected:
         raise SchemaError(
-            f"column {id_column!r} is {source.id_type} in {source.location.name} and {expected} in the mask{why}; "
+            f"column {id_column!r} is {source.id_type} in {source.name} and {expected} in the mask{why}; "
             "write it with the mask's type."
         )
 
 
 def part_id_type(folder: AnyPath) -> pa.DataType:
     """Type of the ids of a mask."""
-    with open_parquet(_part(folder, 0)) as parquet:
+    with open_parquet(folder / part_name(0)) as parquet:
         schema = parquet.schema_arrow
     if schema.names.count("id") != 1:
         raise DataFileError(f"{folder / part_name(0)} is damaged: it has no column id; put back the parts of one run.")
     return schema.field("id").type
-
-
-def _part(folder: AnyPath, block: int) -> Location:
-    return Location.of(folder / part_name(block))
 
 
 def read_parts(folder: AnyPath, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:

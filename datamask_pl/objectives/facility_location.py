@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, check_choice
 from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
 from datamask_pl.functional.kernels import pack_bits
@@ -56,8 +56,7 @@ class FacilityLocation(ClosedFormObjective):
     ) -> None:
         if num_neighbors is not None and num_neighbors < 1:
             raise ConfigError(f"num_neighbors must be at least 1, got {num_neighbors}.")
-        if neighbors not in get_args(NeighborSearch):
-            raise ConfigError(f"neighbors must be one of {', '.join(get_args(NeighborSearch))}, got {neighbors!r}.")
+        check_choice("neighbors", neighbors, get_args(NeighborSearch))
         if not 0.0 < recall <= 1.0:
             raise ConfigError(f"recall must be above 0 and at most 1, got {recall}.")
         self.num_neighbors = num_neighbors

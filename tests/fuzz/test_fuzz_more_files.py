@@ -21,8 +21,7 @@ from datamask_pl.embedding.files import TextFile, embed_file, is_finished
 from datamask_pl.embedding.texts import read_corpus
 from datamask_pl.evidence.comparison import TABLE, ComparedBlock, Comparison, Row
 from datamask_pl.evidence.curves import read_scalars
-from datamask_pl.io.parquet import Location, open_parquet, read_table
-from datamask_pl.mask.columns import find_types
+from datamask_pl.io.parquet import find_column, open_parquet, read_shards, read_table
 from datamask_pl.mask.filter import write_kept
 from datamask_pl.mask.join import check_id_type
 from tests.fuzz.damage import Known, damage, inputs, is_same, ours, spoil
@@ -193,7 +192,7 @@ def vectors(tmp_path_factory):
     for word in ("word", "words"):
         texts = pa.table({"chunk_id": range(50), "text": [word * (row + 1) for row in range(50)]})
         pq.write_table(texts, source)
-        file = TextFile(Location.of(source), target, 50, source.stat().st_size)
+        file = TextFile(*read_shards([source]), target)
         options = {"text_column": "text", "feature_column": "feature_arr", "settings": {"model": "m"}}
         embed_file(file, Lengths(), **options, advance=lambda num_rows: None)
         contents.append(target.read_bytes())
@@ -230,16 +229,16 @@ def source(tmp_path_factory):
 def test_a_damaged_source_is_refused_or_read_as_it_was(source, changes):
     changes = [change for change in changes if change[0] != "footer"]
     source.path.write_bytes(spoil(source.whole, changes, b""))
-    location, keep_N = Location.of(source.path), np.arange(60) % 3 == 0
+    keep_N = np.arange(60) % 3 == 0
     with ours():
         (file,) = read_sources(str(source.path), "chunk_id")
         check_id_type(file, "chunk_id", pa.int64(), None)
         assert pa.concat_arrays([*iterate_ids(file, "chunk_id")]).to_pylist() == source.rows["chunk_id"].to_pylist()
-        find_types(file, ["cost"])
-        with open_parquet(location) as parquet:
-            assert is_same(read_table(parquet, location.name, ["cost"])["cost"], source.rows["cost"])
+        find_column(file.schema, file.name, "cost", "cost_column")
+        with open_parquet(source.path) as parquet:
+            assert is_same(read_table(parquet, str(source.path), ["cost"])["cost"], source.rows["cost"])
     with ours():
-        corpus = read_corpus([location], text_column="text", feature_column="feature_arr")
+        corpus = read_corpus([source.path], text_column="text", feature_column="feature_arr")
         assert corpus.texts == source.rows["text"].to_pylist()
     with ours():
         (file,) = read_sources(str(source.path), "chunk_id")

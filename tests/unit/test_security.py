@@ -11,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from datamask_pl.data import shards as sources_module
 from datamask_pl.errors import CheckpointError, ConfigError
 from datamask_pl.io import checkpoints
 from datamask_pl.io.checkpoints import STATE_KEY, checkpoint_name, encode, newest_whole_checkpoint, read_checkpoint
-from datamask_pl.io.parquet import Location
+from datamask_pl.io.paths import RemotePath
 from datamask_pl.mask.manifest import read_complete
 from tests.support.fits import ROOT, fit, run_folder, write_shards
 from tests.support.writers import prepare_mask, write_filtered
@@ -235,7 +236,8 @@ def test_names_in_the_record_of_apply_count_nothing_outside(workplace, capsys):
 @pytest.mark.parametrize("name", ["s3://bucket/data/../../x.parquet", "https://host/data/sub/../../../x.parquet"])
 def test_names_in_a_remote_listing_do_not_lead_out_of_the_output(monkeypatch, name):
     folder = name.partition("data/")[0] + "data/"
-    found = [Location(f"{folder}a.parquet", "a.parquet", object()), Location(name, "x.parquet", object())]
+    store = SimpleNamespace(unstrip_protocol=str)
+    found = [RemotePath(store, f"{folder}a.parquet"), RemotePath(store, name)]
     monkeypatch.setattr(sources_module, "expand", lambda *_, **__: found)
     with pytest.raises(ConfigError, match="leads out of the folder of its files"):
         sources_module.read_sources("ignored", "chunk_id")

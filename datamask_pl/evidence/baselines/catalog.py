@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import check_choice
 from datamask_pl.evidence.baselines.batches import batched_disf, leverage_scores
 from datamask_pl.evidence.baselines.greedy import (
     greedy_disf,
@@ -68,8 +68,7 @@ def baseline_mask(
         >>> baseline_mask("top_quality", x, x[:, 0], num_selected=1, quality_weight=0.5, seed=0)
         tensor([False, False, False, False,  True])
     """
-    if name not in BASELINES:
-        raise ConfigError(f"a baseline must be one of {', '.join(BASELINES)}, got {name!r}.")
+    check_choice("a baseline", name, BASELINES)
     return BASELINES[name](features_ND, quality_N, num_selected=num_selected, quality_weight=quality_weight, seed=seed)
 
 

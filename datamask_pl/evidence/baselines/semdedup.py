@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, check_choice
 from datamask_pl.evidence.baselines.inputs import check_inputs, mask_of
 from datamask_pl.functional.neighbors.kmeans import nearest_center, spherical_kmeans
 
@@ -63,8 +63,7 @@ def semdedup(
         tensor([False,  True,  True])
     """
     num_samples = check_inputs(features_ND, quality_N, num_selected, 0.0)
-    if keep not in get_args(Keep):
-        raise ConfigError(f"keep must be one of {', '.join(get_args(Keep))}, got {keep!r}.")
+    check_choice("keep", keep, get_args(Keep))
     num_clusters = max(1, math.isqrt(num_samples)) if num_clusters is None else num_clusters
     if not 1 <= num_clusters <= num_samples:
         raise ConfigError(f"num_clusters must be in [1, {num_samples}], the number of samples, got {num_clusters}.")

@@ -299,7 +299,7 @@ class TestFiles:
 
 
 def refuse(source, *_):
-    raise DataFileError(f"{source.location.name}: it is damaged")
+    raise DataFileError(f"{source.name}: it is damaged")
 
 
 def fail_on(function, *, call):
@@ -390,9 +390,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"join": "both"}, "join must be one of: auto, row, id; got 'both'."),
-            ({"on_missing": "keep"}, "on_missing must be one of: error, drop; got 'keep'."),
-            ({"on_duplicate": "drop"}, "on_duplicate must be one of: error, keep; got 'drop'."),
+            ({"join": "both"}, "join must be one of auto, row, id, got 'both'."),
+            ({"on_missing": "keep"}, "on_missing must be one of error, drop, got 'keep'."),
+            ({"on_duplicate": "drop"}, "on_duplicate must be one of error, keep, got 'drop'."),
             ({"num_workers": 0}, "num_workers must be at least 1, got 0."),
         ],
     )

@@ -228,7 +228,7 @@ def test_what_cannot_work_is_named_before_a_model_is_loaded(case, monkeypatch):
         ({"seed": 3}, "seed is of embed without --model; leave it out, or --model."),
         ({"max_length": 0}, "max_length must be at least 1, got 0."),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0."),
-        ({"device": "tpu"}, "device must be one of: auto, cpu, cuda; got 'tpu'."),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'."),
         ({"shard": "2/2"}, "shard must be i/n with i from 0 to n - 1, such as 0/4, got '2/2'."),
         ({"output": "f.parquet"}, "output must be a folder where there is a model, got f.parquet: each source"),
         ({"output": "texts/sub-0"}, "output texts/sub-0 is the source's folder, or in it; give one outside of it."),

@@ -15,7 +15,7 @@ columns = Columns(**COLUMNS)
 
 
 def names(path):
-    return [location.name for location in expand(path)]
+    return [str(found) for found in expand(path)]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_fsspec_urls_are_expanded_and_read(path, memory_files):
     dataset = read_dataset(path, columns)
     expected = ["memory:///bucket/a.parquet", "memory:///bucket/b.parquet"]
     assert [file.name for file in dataset.files] == (expected[:1] if path.endswith("a.parquet") else expected)
-    with open_parquet(dataset.files[0].location) as parquet:
+    with open_parquet(dataset.files[0].path) as parquet:
         assert parquet.read(["chunk_id"])["chunk_id"].to_pylist() == [0, 1]
 
 
