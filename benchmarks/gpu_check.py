@@ -36,7 +36,8 @@ from datamask_pl.data.module import FeatureDataModule
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import World, set_world
 from datamask_pl.learner.module import MaskLearner
-from datamask_pl.mask.manifest import Manifest, part_name
+from datamask_pl.mask.manifest import Manifest
+from datamask_pl.mask.parts import part_name
 
 TERMS = ("facility_location", "pairwise", "disf")
 ESTIMATORS = ("multilinear", "leave_one_out", "group_relative")

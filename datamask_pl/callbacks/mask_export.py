@@ -16,7 +16,8 @@ from datamask_pl.distributed.collectives import gather_objects, raise_on_all_ran
 from datamask_pl.errors import ConfigError
 from datamask_pl.io.paths import AnyPath, any_path
 from datamask_pl.io.records import differences
-from datamask_pl.mask.manifest import Manifest, list_parts, read_part, write_part
+from datamask_pl.mask.manifest import Manifest
+from datamask_pl.mask.parts import BlockEntry, list_parts, read_part, write_part
 
 # The manifest is written whole, which takes the longer the more blocks there are: seconds, beyond ten thousand.
 MANIFEST_SHARE = 0.05
@@ -56,7 +57,7 @@ class MaskExport(Checkpoint):
         source = source_of(trainer)
         settings = learner_of(pl_module).settings()
         begun: Manifest | None = None
-        finished: dict[int, dict[str, Any]] = {}
+        finished: dict[int, BlockEntry] = {}
         with raise_on_all_ranks():
             begun = Manifest.read(self.folder)
             if begun is not None and begun.plan_hash != source.plan_hash:
@@ -65,9 +66,9 @@ class MaskExport(Checkpoint):
                     "Give another --run_name or mask.output."
                 )
             for block in set(source.schedule).intersection(list_parts(self.folder)):
-                about = read_part(self.folder, block, plan_hash=source.plan_hash, settings=settings)
-                if about is not None:
-                    finished[block] = about
+                entry = read_part(self.folder, block, plan_hash=source.plan_hash, settings=settings)
+                if entry is not None:
+                    finished[block] = entry
         # as rank 0 sees the folder: on a file system that lags behind the ranks might not see the same
         finished = gather_objects(finished)[0]
         source.skip_blocks(finished)
@@ -87,10 +88,10 @@ class MaskExport(Checkpoint):
                 self.manifest.write(self.folder)
 
     def _other_data(self, begun: Manifest) -> str:
-        """What differs between the data of a mask that was begun and those of this run, in words."""
-        there, here = ((config or {}).get("data") or {} for config in (begun.config, self.config))
-        options = [f"data.{words}" for words in differences(there, here)] if there and here else []
-        return "; ".join(options) or "files were added, taken away or written anew, or options of data are others"
+        """Differences between the data of a mask that was begun and the data of this run, as text."""
+        saved, current = ((config or {}).get("data") or {} for config in (begun.config, self.config))
+        options = [f"data.{words}" for words in differences(saved, current)] if saved and current else []
+        return "; ".join(options) or "files were added, removed or rewritten, or the data options differ"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins the manifest, so that a folder that cannot be written to is noticed now. Collective."""

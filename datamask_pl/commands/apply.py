@@ -9,10 +9,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -20,6 +19,7 @@ from datamask_pl.data.shards import SourceFile, check_outside, read_sources
 from datamask_pl.errors import ConfigError, DataFileError, check_choice
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.paths import AnyPath, any_path, file_size, full_name, is_below, list_names, read_footer
+from datamask_pl.io.records import DAMAGES, decode, encode
 from datamask_pl.mask.filter import write_kept
 from datamask_pl.mask.join import Join, OnDuplicate, OnMissing, Selection, find_selection
 from datamask_pl.mask.manifest import read_complete
@@ -129,18 +129,18 @@ class Target:
         path = folder / RECORD_NAME
         try:
             others = [name for name in list_names(folder) if not name.startswith(".")]
-            record = json.loads(path.read_text(encoding="utf-8")) if RECORD_NAME in others else None
-            there, files = (None, {}) if record is None else (record["selection"], dict(record["files"]))
-            if record is not None and record["format"] != RECORD_FORMAT:
-                raise ValueError(f"it has format {record['format']}, this version reads {RECORD_FORMAT}")
+            record: dict[str, Any] = {"selection": None, "files": {}}
+            if RECORD_NAME in others:
+                record = decode(path.read_text(encoding="utf-8"), {"files": dict}, version=RECORD_FORMAT)
+            saved, files = record["selection"], record["files"]
         except NotADirectoryError:
             raise ConfigError(f"{option} {folder} is a file; give the path of a folder.") from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except DAMAGES as error:
             raise DataFileError(f"{path} cannot be read ({error}); choose another folder.") from error
-        if record is None and others:
+        if RECORD_NAME not in others and others:
             raise ConfigError(f"{option} {folder} holds other things, such as {others[0]}; give a new or empty folder.")
-        # a record alone is of an attempt that wrote no file: its source was damaged, and may have been mended
-        if there not in (None, target.selection) and others != [RECORD_NAME]:
+        # a record alone is of an attempt that wrote no file: its source was damaged, and may have been repaired
+        if saved not in (None, target.selection) and others != [RECORD_NAME]:
             raise ConfigError(
                 f"{option} {folder} was made with another mask or from another source; give another folder."
             )
@@ -151,8 +151,8 @@ class Target:
     def write_record(self) -> None:
         """Brings the record up to date."""
         with atomic_path(self.folder / RECORD_NAME) as temporary:
-            content = {"format": RECORD_FORMAT, "selection": self.selection, "files": self.files}
-            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            text = encode({"selection": self.selection, "files": self.files}, version=RECORD_FORMAT)
+            temporary.write_text(text, encoding="utf-8")
 
 
 def _hash_selection(sources: Sequence[SourceFile], keep: Sequence[NDArray[np.bool_]]) -> str:
@@ -163,10 +163,10 @@ def _hash_selection(sources: Sequence[SourceFile], keep: Sequence[NDArray[np.boo
     return digest.hexdigest()
 
 
-def _is_whole(path: AnyPath, about: dict[str, int]) -> bool:
+def _is_whole(path: AnyPath, written: dict[str, int]) -> bool:
     try:
-        return file_size(path) == about["num_bytes"] and read_footer(path).num_rows == about["num_rows"]
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
+        return file_size(path) == written["num_bytes"] and read_footer(path).num_rows == written["num_rows"]
+    except DAMAGES:
         return False
 
 
@@ -238,8 +238,8 @@ def _describe(
     num_files = len(sources)
     lines = ["nothing was left to do"] if is_nothing_new else []
     for label, target in zip(("kept", "left"), targets, strict=False):
-        rows = sum(about["num_rows"] for about in target.files.values())
-        num_bytes = sum(about["num_bytes"] for about in target.files.values())
+        rows = sum(written["num_rows"] for written in target.files.values())
+        num_bytes = sum(written["num_bytes"] for written in target.files.values())
         lines += [
             f"{label:<8}{rows:,} of {num_rows:,} rows in {num_files:,} file{'s' * (num_files > 1)}, "
             f"{_size(num_bytes)} of {_size(sum(source.num_bytes for source in sources))}, in {target.folder}"

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +35,7 @@ from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.learner.module import COMPARISON
 from datamask_pl.learner.solve import calibrate, draw_uniform_masks, value_of
+from datamask_pl.mask.parts import BlockEntry
 from datamask_pl.mask.summary import format_table
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
@@ -90,7 +90,7 @@ def compare(
     found, folder = find_mask(run, mask, output)
     finished = open_run(found, folder, source=source)
     wanted = _wanted_blocks(finished, blocks)
-    sizes = [finished.manifest.blocks[index]["num_samples"] for index in wanted]
+    sizes = [finished.manifest.blocks[index].num_samples for index in wanted]
     chosen = DEFAULT_BASELINES if baselines is None else baselines
     names = check_baselines(chosen, num_samples=min(max(sizes), max_samples))
     # opened first, so that a read-only folder is noticed before the work
@@ -137,12 +137,12 @@ def _compare_block(
     seed: int,
     advance: Callable[[int], object],
 ) -> ComparedBlock:
-    about = run.manifest.blocks[index]
+    entry = run.manifest.blocks[index]
     ground, mask_N, notes = _read_samples(run, index, max_samples=max_samples, seed=seed)
     scale_by_name = run.scales(index)
     scales = torch.tensor(list(scale_by_name.values()), dtype=torch.float64)
-    masks, seconds = {MASK: mask_N}, {MASK: float(about.get("seconds", 0.0))}
-    is_whole = ground.num_samples == about["num_samples"]
+    masks, seconds = {MASK: mask_N}, {MASK: entry.seconds or 0.0}
+    is_whole = ground.num_samples == entry.num_samples
     few = _sample_of(ground)
     if (run.is_exported or not is_whole) and run.can_learn_block:
         masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.learn_block, scales=scales), few, ground)
@@ -159,16 +159,16 @@ def _compare_block(
         _measure(index, name, masks, ground, f=value.f, seconds=seconds[name], cosine=cosine)
         for name, value in zip(masks, values, strict=True)
     ]
-    notes += _notes(run, about, rows[0].f, is_whole=is_whole)
+    notes += _notes(run, entry, rows[0].f, is_whole=is_whole)
     return ComparedBlock(index, len(mask_N), ground.num_selected, _formula(run.objective, scales), notes, rows)
 
 
-def _notes(run: FinishedRun, about: Mapping[str, Any], f: float, *, is_whole: bool) -> list[str]:
+def _notes(run: FinishedRun, entry: BlockEntry, f: float, *, is_whole: bool) -> list[str]:
     """Caveats of a block's numbers, other than its subset of samples."""
     notes = []
-    if is_whole and "mask" in about and abs(f - about["mask"]["f"]) > _F_TOLERANCE * abs(about["mask"]["f"]):
+    if is_whole and entry.mask is not None and abs(f - entry.mask.f) > _F_TOLERANCE * abs(entry.mask.f):
         notes.append(
-            f"f of the mask is {f:.6g} now and {about['mask']['f']:.6g} in the manifest: features, qualities or the "
+            f"f of the mask is {f:.6g} now and {entry.mask.f:.6g} in the manifest: features, qualities or the "
             "objective have changed since the run."
         )
     if run.limits:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -28,16 +27,9 @@ from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint
 from datamask_pl.io.parquet import find_column, with_rows
 from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names
-from datamask_pl.mask.columns import join_columns, own_schema
-from datamask_pl.mask.manifest import (
-    Manifest,
-    list_parts,
-    part_name,
-    read_columns,
-    read_complete,
-    read_part,
-    write_table,
-)
+from datamask_pl.mask.join import join_columns
+from datamask_pl.mask.manifest import Manifest, part_schema, read_columns, read_complete
+from datamask_pl.mask.parts import BlockEntry, list_parts, part_name, read_part, write_table
 from datamask_pl.mask.summary import describe_budgets
 
 _AGAIN = "it is made again from the logits"
@@ -97,7 +89,7 @@ def export(
     if full_name(folder) == full_name(target):
         raise ConfigError(f"output {output} is the mask's own folder; give another.")
     manifest = read_complete(folder)
-    id_type = own_schema(folder).field("id").type
+    id_type = part_schema(folder).field("id").type
     forced = read_forced_ids(keep_ids, drop_ids, id_column=id_column, id_type=id_type)
     settings = {
         "export.select_ratio": select_ratio,
@@ -156,7 +148,7 @@ class _Blocks:
         """Looks for the columns named, and joins them if they are the source's."""
         names = [name for name in dict.fromkeys((self._cost_column, self._group_column)) if name is not None]
         if source is None:
-            schema = own_schema(self._folder)
+            schema = part_schema(self._folder)
             if missing := [name for name in names if name not in schema.names]:
                 raise SchemaError(
                     f"{self._folder / part_name(0)} has no column {missing[0]!r}; its columns are: "
@@ -192,8 +184,8 @@ class _Blocks:
         column = self._read(block, ["logit"])["logit"]
         return torch.from_numpy(column.to_numpy().copy())
 
-    def write(self, block: int, target: AnyPath, settings: dict[str, Any]) -> dict[str, Any]:
-        """Writes the new part of a block, and returns what the manifest says of it."""
+    def write(self, block: int, target: AnyPath, settings: dict[str, Any]) -> BlockEntry:
+        """Writes the new part of a block, and returns its entry."""
         table, logits_N = self._read(block, None), self.logits(block)
         constraint, limits, groups = self._limit(block)
         mask_N = constraint.fill(logits_N)
@@ -209,19 +201,20 @@ class _Blocks:
             index = table.schema.get_field_index(name)
             table = table.append_column(name, column) if index < 0 else table.set_column(index, name, column)
         before = self._manifest.blocks[block]
-        about: dict[str, Any] = {
-            "part": part_name(block),
-            "num_samples": table.num_rows,
-            "num_selected": int(mask_N.sum()),
-            "num_dropped": before["num_dropped"],
-            "budgets": [asdict(group) for group in group_budgets_of(constraint, mask_N)],
-            "made_from": {"mask": str(self._folder), "logits": hash_logits(logits_N)},
+        entry = BlockEntry(
+            part=part_name(block),
+            num_samples=table.num_rows,
+            num_selected=int(mask_N.sum()),
+            num_dropped=before.num_dropped,
+            budgets=group_budgets_of(constraint, mask_N),
+            made_from={"mask": str(self._folder), "logits": hash_logits(logits_N)},
             # of the run, so that `compare` knows what f is
-            **{name: before[name] for name in ("scales", "num_steps", "seconds") if name in before},
-        }
-        plan_hash = self._manifest.plan_hash
-        write_table(target, block, table, plan_hash=plan_hash, settings=settings, about=about)
-        return about
+            scales=before.scales,
+            num_steps=before.num_steps,
+            seconds=before.seconds,
+        )
+        write_table(target, block, table, plan_hash=self._manifest.plan_hash, settings=settings, entry=entry)
+        return entry
 
     def _check_types(self, file_name: str, types: dict[str, pa.DataType]) -> None:
         if self._cost_column is not None:
@@ -230,7 +223,7 @@ class _Blocks:
             check_group_type(file_name, self._group_column, types[self._group_column])
 
     def _read(self, block: int, columns: list[str] | None) -> pa.Table:
-        columns = own_schema(self._folder).names if columns is None else columns
+        columns = part_schema(self._folder).names if columns is None else columns
         return read_columns(self._folder, block, self._manifest, columns)
 
     def _limit(self, block: int) -> tuple[Constraint, Limits, pa.Array | None]:
@@ -286,18 +279,17 @@ def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any],
         raise ConfigError(f"output {target} holds other things, such as {min(others)}; give a new or empty folder.")
     for block in parts:
         try:
-            about = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings, consequence=_AGAIN)
+            entry = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings, consequence=_AGAIN)
         except ConfigError as error:
             reason = str(error).split("; give another")[0].split(". Give the same")[0]
             raise ConfigError(f"output {target} holds another mask ({reason}); give another folder.") from error
-        made_from = {} if about is None else about.get("made_from", {})
-        if about is not None and made_from.get("logits") != hash_logits(blocks.logits(block)):
+        if entry is not None and (entry.made_from or {}).get("logits") != hash_logits(blocks.logits(block)):
             raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; give another.")
 
 
 def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath, *, note: str | None) -> str:
     blocks = list(manifest.blocks.values())
-    kept, whole = (sum(block[key] for block in blocks) for key in ("num_selected", "num_samples"))
+    kept, whole = sum(entry.num_selected for entry in blocks), sum(entry.num_samples for entry in blocks)
     lines = [
         f"kept {kept:,} of {whole:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, by the logits of {folder}"
     ]

@@ -233,11 +233,11 @@ def _render(
 ) -> str:
     manifest = run.manifest
     summary = summarize(manifest.blocks)
-    num_in_block = manifest.blocks[shown]["num_samples"]
+    num_in_block = manifest.blocks[shown].num_samples
     of_which = f"block {shown}" if manifest.num_blocks > 1 else "the block"
     comparison, notes = _comparison(run)
     if run.is_exported:
-        made_from = ", ".join(dict.fromkeys(str(about["made_from"]["mask"]) for about in manifest.blocks.values()))
+        made_from = ", ".join(dict.fromkeys(str((entry.made_from or {}).get("mask")) for entry in manifest.blocks.values()))
         notes.append(f"This mask was exported from the logits of {redact(made_from)}, without training.")
     if len(manifest.blocks) < manifest.num_blocks:
         notes.append(f"{len(manifest.blocks)} of {manifest.num_blocks} blocks are finished and shown.")

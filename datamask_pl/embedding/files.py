@@ -5,7 +5,6 @@ Shape suffixes: N rows of a chunk, D features.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from datamask_pl.errors import BadRowError, ConfigError, DataFileError
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.parquet import Shard, iterate_batches, open_parquet, read_shards
 from datamask_pl.io.paths import AnyPath, read_footer
-from datamask_pl.io.records import differences
+from datamask_pl.io.records import DAMAGES, decode, differences, encode
 
 METADATA_KEY = b"datamask_pl_embed"
 FORMAT = 1
@@ -84,9 +83,9 @@ def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
         return False
     try:
         footer = read_footer(file.target)
-        record = json.loads((footer.metadata or {})[METADATA_KEY])
+        record = decode((footer.metadata or {})[METADATA_KEY], {"settings": dict, "source": dict}, version=FORMAT)
         found = {**record["settings"], **record["source"]}
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:
+    except DAMAGES as error:
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno)
             raise DataFileError(f"{file.target} is there and cannot be read: {reason}; give another output.") from error
@@ -128,7 +127,7 @@ def embed_file(
     schema = pa.schema([field for field in schema if field.name not in (text_column, feature_column)], schema.metadata)
     others = schema.names
     schema = schema.append(pa.field(feature_column, pa.list_(pa.float16(), encoder.num_dimensions)))
-    record = json.dumps({"format": FORMAT, "settings": dict(settings), "source": file.source()}).encode()
+    record = encode({"settings": dict(settings), "source": file.source()}, version=FORMAT).encode()
     schema = schema.with_metadata({**(schema.metadata or {}), METADATA_KEY: record})
     # Half floats gain nothing from a dictionary and are slower to read through one.
     options = {"use_dictionary": others, "write_page_checksum": True}

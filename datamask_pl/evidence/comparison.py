@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.evidence.baselines.catalog import BASELINES, BaselineName
-from datamask_pl.mask.parts import check_kinds
+from datamask_pl.io.records import DAMAGES, check_kinds, decode, encode
 from datamask_pl.objectives import DiversityName
 
 # Quick ones, one of each kind.
@@ -194,8 +192,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """The record with a checksum, so that a changed digit is not shown as a measurement."""
-        content = {"format": COMPARISON_FORMAT, **asdict(self)}
-        return json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n"
+        return encode(asdict(self), version=COMPARISON_FORMAT, has_sum=True)
 
     @classmethod
     def read(cls, path: Path) -> Comparison:
@@ -205,14 +202,9 @@ class Comparison:
             DataFileError: If the file cannot be read, has another version, or was changed.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            check_kinds(content, {"format": int})
-            if content.pop("format") != COMPARISON_FORMAT:
-                raise ValueError("it has another version")
-            if content.pop("sha256", None) != _sum_of({"format": COMPARISON_FORMAT, **content}):
-                raise ValueError("its checksum is wrong")
-            return _parse(content)
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            text = path.read_text(encoding="utf-8")
+            return _parse(decode(text, _ABOUT, version=COMPARISON_FORMAT, has_sum=True))
+        except DAMAGES as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise DataFileError(f"{path} cannot be read ({reason}); run compare again or delete it.") from error
 
@@ -231,13 +223,8 @@ def describe_legend(near_duplicate: float) -> str:
     )
 
 
-def _sum_of(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _parse(content: dict[str, Any]) -> Comparison:
     """Raises ValueError or TypeError if a key is missing, unknown or of another type."""
-    check_kinds(content, _ABOUT)
     blocks = []
     for block in content["blocks"]:
         check_kinds(block, _BLOCK)

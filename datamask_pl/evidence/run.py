@@ -22,7 +22,8 @@ from datamask_pl.io.atomic import local_path
 from datamask_pl.io.paths import AnyPath, any_path
 from datamask_pl.learner.loop import learn_block
 from datamask_pl.learner.module import MaskLearner
-from datamask_pl.mask.manifest import MANIFEST_NAME, Manifest, part_name, read_columns, read_finished
+from datamask_pl.mask.manifest import MANIFEST_NAME, Manifest, read_columns, read_finished
+from datamask_pl.mask.parts import part_name
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
 
@@ -62,7 +63,7 @@ class FinishedRun:
     @property
     def is_exported(self) -> bool:
         """True if `export` made the mask from the logits of a run with another budget."""
-        return any("made_from" in about for about in self.manifest.blocks.values())
+        return any(entry.made_from for entry in self.manifest.blocks.values())
 
     @property
     def limits(self) -> list[str]:
@@ -75,7 +76,7 @@ class FinishedRun:
         Raises:
             DataFileError: If the part has no scales.
         """
-        found = self.manifest.blocks[index].get("scales")
+        found = self.manifest.blocks[index].scales
         names = [term.name for term in self.objective.terms]
         if not isinstance(found, dict) or not all(isinstance(found.get(name), float) for name in names):
             raise DataFileError(f"{self.mask / part_name(index)} has no scales of the terms of f; make the mask again.")

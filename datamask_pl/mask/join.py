@@ -1,4 +1,4 @@
-"""Which rows of some source files a mask keeps: found by file and row, or by id.
+"""Joins a mask with files: which of their rows it keeps, or some of their columns for its samples.
 
 Shape suffixes: N rows of all files, M samples of the mask, K of them that it selects, U distinct ids, B rows of a
 batch.
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from datamask_pl.data.plan import common_folder
 from datamask_pl.data.shards import SourceFile, iterate_ids, plain, plain_type
-from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
-from datamask_pl.io.parquet import open_parquet
+from datamask_pl.errors import BadRowError, ConfigError, SchemaError
+from datamask_pl.io.parquet import open_parquet, read_table
 from datamask_pl.io.paths import AnyPath
-from datamask_pl.mask.manifest import Manifest, part_name, read_columns
+from datamask_pl.mask.manifest import Manifest, part_schema, read_parts
 
 Join = Literal["auto", "row", "id"]
 OnMissing = Literal["error", "drop"]
@@ -94,13 +94,13 @@ def find_selection(
     """
     reason = None
     if join != "id":
-        selection = _join_by_row(folder, manifest, sources, id_column=id_column, num_workers=num_workers)
-        if isinstance(selection, Selection):
-            return selection
-        reason = selection
+        try:
+            return _join_by_row(folder, manifest, sources, id_column=id_column, num_workers=num_workers)
+        except _OtherFilesError as error:
+            reason = str(error)
     if join == "row":
         raise ConfigError(f"join: row needs the files that the mask was learned from, but {reason}; use join: id.")
-    id_type = plain_type(part_id_type(folder))
+    id_type = plain_type(part_schema(folder).field("id").type)
     for source in sources:
         check_id_type(source, id_column, id_type, reason)
     return _join_by_id(
@@ -114,50 +114,68 @@ def find_selection(
     )
 
 
+class _OtherFilesError(Exception):
+    """The files are not those that the mask was learned from; says where they differ."""
+
+
 def _join_by_row(
     folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], *, id_column: str, num_workers: int
-) -> Selection | str:
-    """The selection, or in what the files are not those of the mask."""
-    shared = common_folder(manifest.files)
-    names = [name[len(shared) :] for name in manifest.files]
-    by_name = {source.relative_name: source for source in sources}
-    if len(set(names)) < len(names):
-        return "several of those have one name"
-    if set(names) != set(by_name):
-        name = min(set(names) ^ set(by_name))
-        return f"{name} is only {'in the source' if name in by_name else 'among those of the mask'}"
-    ordered = [by_name[name] for name in names]
+) -> Selection:
+    """Keeps rows by file and row number, and compares their ids with those of the mask.
+
+    Raises:
+        _OtherFilesError: If names, numbers of rows or ids of the files are not those of the mask.
+    """
+    ordered = _order_as_mask(manifest, sources)
     rows = _read_selected_rows(folder, manifest)
-    for source, last_row in zip(ordered, rows.last_row, strict=True):
-        if last_row >= source.num_rows:
-            return f"{source.name} has {source.num_rows} rows and the mask is of {last_row + 1} or more"
-    num_dropped = sum(block["num_dropped"] for block in manifest.blocks.values())
-    for source, num_samples in zip(ordered, rows.num_samples, strict=True):
-        if num_samples + num_dropped < source.num_rows:
-            return f"{source.name} has {source.num_rows} rows and the mask is of {num_samples}"
-    num_rows = sum(source.num_rows for source in sources)
-    if rows.num_samples.sum() + num_dropped != num_rows:
-        return f"the source has {num_rows} rows and the mask is of {rows.num_samples.sum() + num_dropped}"
-    keep = {name: np.zeros(source.num_rows, dtype=bool) for name, source in by_name.items()}
-    bounds = np.searchsorted(rows.file_K, np.arange(len(names) + 1))
-    for index, name in enumerate(names):
-        keep[name][rows.row_K[bounds[index] : bounds[index + 1]]] = True
+    _check_numbers(ordered, rows, num_dropped=sum(entry.num_dropped for entry in manifest.blocks.values()))
+    bounds = np.searchsorted(rows.file_K, np.arange(len(ordered) + 1))
+    spans = [slice(bounds[index], bounds[index + 1]) for index in range(len(ordered))]
+    keep = {source.relative_name: np.zeros(source.num_rows, dtype=bool) for source in ordered}
+    for source, span in zip(ordered, spans, strict=True):
+        keep[source.relative_name][rows.row_K[span]] = True
     selection = [keep[source.relative_name] for source in sources]
     if any(source.id_type is None for source in sources):
         return Selection(selection, "row, ids not checked")
     with ThreadPoolExecutor(num_workers) as pool:
-        check = partial(_find_other_id, rows=rows, id_column=id_column)
-        spans = [slice(bounds[index], bounds[index + 1]) for index in range(len(names))]
-        others = [other for other in pool.map(check, ordered, spans) if other is not None]
-    return others[0] if others else Selection(selection, "row")
+        list(pool.map(partial(_check_ids, rows=rows, id_column=id_column), ordered, spans))
+    return Selection(selection, "row")
+
+
+def _order_as_mask(manifest: Manifest, sources: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files in the order of the manifest, matched by their names below the folder that they share."""
+    shared = common_folder(manifest.files)
+    names = [name[len(shared) :] for name in manifest.files]
+    by_name = {source.relative_name: source for source in sources}
+    if len(set(names)) < len(names):
+        raise _OtherFilesError("several of those have one name")
+    if set(names) != set(by_name):
+        name = min(set(names) ^ set(by_name))
+        raise _OtherFilesError(f"{name} is only {'in the source' if name in by_name else 'among those of the mask'}")
+    return [by_name[name] for name in names]
+
+
+def _check_numbers(ordered: Sequence[SourceFile], rows: _SelectedRows, *, num_dropped: int) -> None:
+    """Compares numbers of rows; which files the dropped rows were in is not known."""
+    for source, num_samples, last_row in zip(ordered, rows.num_samples, rows.last_row, strict=True):
+        has = f"{source.name} has {source.num_rows} rows and the mask is of"
+        if last_row >= source.num_rows:
+            raise _OtherFilesError(f"{has} {last_row + 1} or more")
+        if num_samples + num_dropped < source.num_rows:
+            raise _OtherFilesError(f"{has} {num_samples}")
+    num_rows, num_expected = sum(source.num_rows for source in ordered), rows.num_samples.sum() + num_dropped
+    if num_rows != num_expected:
+        raise _OtherFilesError(f"the source has {num_rows} rows and the mask is of {num_expected}")
 
 
 def _read_selected_rows(folder: AnyPath, manifest: Manifest) -> _SelectedRows:
     num_samples = np.zeros(len(manifest.files), dtype=np.int64)
     last_row = np.full(len(manifest.files), -1, dtype=np.int64)
-    files, rows, ids = [], [], [pa.array([], plain_type(part_id_type(folder)))]
+    files, rows, ids = [], [], [pa.array([], plain_type(part_schema(folder).field("id").type))]
     for table in read_parts(folder, manifest, ["id", "source_file", "source_row", "selected"]):
-        file_M, row_M, selected_M = _file_indices(table, manifest.files), _numbers(table["source_row"]), _flags(table)
+        names = pa.array(manifest.files, pa.string())
+        file_M = _numbers(pc.index_in(table["source_file"].cast(pa.string()), value_set=names))
+        row_M, selected_M = _numbers(table["source_row"]), np.asarray(table["selected"])
         num_samples += np.bincount(file_M, minlength=len(num_samples))
         np.maximum.at(last_row, file_M, row_M)
         files.append(file_M[selected_M])
@@ -169,22 +187,23 @@ def _read_selected_rows(folder: AnyPath, manifest: Manifest) -> _SelectedRows:
     return _SelectedRows(num_samples, last_row, file_K[order_K], row_K[order_K], id_K)
 
 
-def _find_other_id(source: SourceFile, span: slice, *, rows: _SelectedRows, id_column: str) -> str | None:
-    """In what the ids of the rows that are kept differ from those that the mask selects."""
+def _check_ids(source: SourceFile, span: slice, *, rows: _SelectedRows, id_column: str) -> None:
+    """Compares the ids of the rows that are kept with those that the mask selects."""
     row_K, id_K = rows.row_K[span], rows.id_K.slice(span.start, span.stop - span.start)
     start = 0
-    for array in iterate_ids(source, id_column):
-        low, high = np.searchsorted(row_K, [start, start + len(array)])
+    for ids in iterate_ids(source, id_column):
+        low, high = np.searchsorted(row_K, [start, start + len(ids)])
         if low < high:
-            there, here = id_K.slice(low, high - low), array.take(pa.array(row_K[low:high] - start))
-            if there.type != here.type:
-                return f"{source.name} has ids of type {here.type} and those of the mask are {there.type}"
-            if not there.equals(here):
-                pairs = zip(row_K[low:high], here.to_pylist(), there.to_pylist(), strict=True)
+            in_mask, in_file = id_K.slice(low, high - low), ids.take(pa.array(row_K[low:high] - start))
+            if in_mask.type != in_file.type:
+                raise _OtherFilesError(
+                    f"{source.name} has ids of type {in_file.type} and those of the mask are {in_mask.type}"
+                )
+            if not in_mask.equals(in_file):
+                pairs = zip(row_K[low:high], in_file.to_pylist(), in_mask.to_pylist(), strict=True)
                 row, one, other = next(pair for pair in pairs if pair[1] != pair[2])
-                return f"{source.name}, row {row}, has id {one!r} and the mask has {other!r} there"
-        start += len(array)
-    return None
+                raise _OtherFilesError(f"{source.name}, row {row}, has id {one!r} and the mask has {other!r} there")
+        start += len(ids)
 
 
 def _join_by_id(
@@ -220,18 +239,17 @@ def _join_by_id(
         seen_U[known_K] = True
         start += len(position_B)
     if missing.num_rows:
-        num_dropped = sum(block["num_dropped"] for block in manifest.blocks.values())
-        about = f" (the run left out {num_dropped} bad rows)" if num_dropped else ""
+        num_dropped = sum(entry.num_dropped for entry in manifest.blocks.values())
+        note = f" (the run dropped {num_dropped} bad rows)" if num_dropped else ""
         raise BadRowError(
             f"{missing.first}: the mask does not have id {missing.first_id!r}, nor those of {missing.num_rows - 1} "
-            f"more of {start} rows{about}; give the data that the mask was learned from, or on_missing: drop to leave "
-            "such rows out."
+            f"more of {start} rows{note}; give the data that the mask was learned from, or set on_missing: drop."
         )
     if repeated.num_rows:
         raise BadRowError(
-            f"{repeated.first}: id {repeated.first_id!r} stands in an earlier row, too, as do the ids of "
-            f"{repeated.num_rows - 1} more of {start} rows; make ids unique, or set on_duplicate: keep to keep every "
-            "row of a selected id."
+            f"{repeated.first}: duplicate id {repeated.first_id!r}: it already occurs in an earlier row, as do the ids "
+            f"of {repeated.num_rows - 1} other rows of {start}; make ids unique, or set on_duplicate: keep to keep "
+            "every row whose id is selected."
         )
     keep_N = np.concatenate(keeps) if keeps else np.zeros(0, dtype=bool)
     return Selection(np.split(keep_N, ends[:-1]), "id", int((selected_U & ~seen_U).sum()))
@@ -269,7 +287,7 @@ def _read_ids(
     """
     chunks, flags = [], []
     for table in read_parts(folder, manifest, ["id", "selected"]):
-        selected_M = _flags(table)
+        selected_M = np.asarray(table["selected"])
         if only_selected:
             table, selected_M = table.filter(pa.array(selected_M)), selected_M[selected_M]
         chunks += [plain(chunk) for chunk in table["id"].chunks]
@@ -283,9 +301,9 @@ def _read_ids(
     if is_unique:
         first = int(np.flatnonzero(~_is_first(code_M))[0])
         raise BadRowError(
-            f"{folder}: id {id_M[first].as_py()!r} is that of several samples, and {len(id_M) - len(id_U)} of "
-            f"{len(id_M)} ids repeat another, so that rows cannot be told apart by them; apply the mask to the files "
-            "that it was learned from, or set on_duplicate: keep to keep every row of an id that is selected once."
+            f"{folder}: id {id_M[first].as_py()!r} occurs more than once in the mask ({len(id_M) - len(id_U)} of "
+            f"{len(id_M)} ids are duplicates), so rows cannot be matched by id; apply the mask to the original files, "
+            "or set on_duplicate: keep to keep every row whose id is selected once."
         )
     selected_U = np.zeros(len(id_U), dtype=bool)
     selected_U[code_M[selected_M]] = True
@@ -305,6 +323,57 @@ def look_up(
         yield batch.column(0), _numbers(pc.fill_null(batch.column(1), -1))
 
 
+def join_columns(
+    folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], names: Sequence[str], *, id_column: str
+) -> list[pa.Table]:
+    """Some columns of other files, for the samples of every part in their order.
+
+    Args:
+        folder: of the mask.
+        manifest: of the mask, which is complete.
+        sources: files with the mask's ids, among others; all have rows.
+        names: columns wanted.
+        id_column: the files' column that holds the ids.
+
+    Raises:
+        SchemaError: If the id column is missing, or of another type than the mask's ids.
+        BadRowError: If an id of the mask is not in the files, or there or in the mask several times.
+    """
+    id_type = plain_type(part_schema(folder).field("id").type)
+    for source in sources:
+        check_id_type(source, id_column, id_type, None)
+    chunks, lengths = [], []
+    for table in read_parts(folder, manifest, ["id"]):
+        chunks += [plain(chunk) for chunk in table["id"].chunks]
+        lengths.append(table.num_rows)
+    id_M = pa.concat_arrays([pa.array([], id_type), *chunks])
+    if len(id_M.unique()) < len(id_M):
+        raise BadRowError(
+            f"{folder}: {len(id_M) - len(id_M.unique())} ids repeat another; rows cannot be joined by id."
+        )
+    position_S = np.concatenate([position for _, position in look_up(sources, id_column, id_M)])
+    row_M = np.full(len(id_M), -1, dtype=np.int64)
+    known = np.flatnonzero(position_S >= 0)
+    row_M[position_S[known]] = known
+    if len(np.unique(position_S[known])) < len(known):
+        count_M = np.bincount(position_S[known], minlength=len(id_M))
+        first = id_M[int(count_M.argmax())].as_py()
+        raise BadRowError(f"source has id {first!r} {count_M.max()} times; give every sample once.")
+    if (row_M < 0).any():
+        first = id_M[int(np.flatnonzero(row_M < 0)[0])].as_py()
+        raise BadRowError(
+            f"source does not have id {first!r} of the mask, nor {int((row_M < 0).sum()) - 1} more of {len(id_M)}; "
+            "give all files."
+        )
+    tables = []
+    for source in sources:
+        with open_parquet(source.path) as parquet:
+            tables.append(read_table(parquet, source.name, list(names)))
+    joined = pa.concat_tables(tables, promote_options="permissive").take(pa.array(row_M))
+    starts = np.cumsum([0, *lengths])
+    return [joined.slice(start, length) for start, length in zip(starts, lengths, strict=False)]
+
+
 def _is_first(code_B: NDArray[np.int64]) -> NDArray[np.bool_]:
     """True where a number stands for the first time."""
     is_first_B = np.zeros(len(code_B), dtype=bool)
@@ -322,38 +391,6 @@ def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, rea
             f"column {id_column!r} is {source.id_type} in {source.name} and {expected} in the mask{why}; "
             "write it with the mask's type."
         )
-
-
-def part_id_type(folder: AnyPath) -> pa.DataType:
-    """Type of the ids of a mask."""
-    with open_parquet(folder / part_name(0)) as parquet:
-        schema = parquet.schema_arrow
-    if schema.names.count("id") != 1:
-        raise DataFileError(f"{folder / part_name(0)} is damaged: it has no column id; put back the parts of one run.")
-    return schema.field("id").type
-
-
-def read_parts(folder: AnyPath, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
-    """The parts of a mask, one at a time; `id` is among the columns."""
-    id_type = part_id_type(folder)
-    for block in range(manifest.num_blocks):
-        table = read_columns(folder, block, manifest, columns)
-        if plain_type(table["id"].type) != plain_type(id_type):
-            raise DataFileError(
-                f"{folder / part_name(block)} has ids of type {table['id'].type} and {part_name(0)} of {id_type}; put "
-                "back the parts of one run."
-            )
-        yield table
-
-
-def _file_indices(table: pa.Table, files: list[str]) -> NDArray[np.int64]:
-    names = table["source_file"].cast(pa.string())
-    return _numbers(pc.index_in(names, value_set=pa.array(files, pa.string())))
-
-
-def _flags(table: pa.Table) -> NDArray[np.bool_]:
-    flags: NDArray[np.bool_] = np.asarray(table["selected"])
-    return flags
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from datamask_pl.data.types import Values
 from datamask_pl.mask.manifest import MANIFEST_NAME
+from datamask_pl.mask.parts import BlockEntry
 
 # The masks whose values a manifest records per block, and their labels.
 COMPARED = {"mask": "mask", "random": "random", "top_quality": "top quality"}
@@ -35,24 +35,27 @@ class Summary:
     values: dict[str, Values]
 
 
-def summarize(blocks: Mapping[int, Mapping[str, Any]]) -> Summary:
+def summarize(blocks: Mapping[int, BlockEntry]) -> Summary:
     """Totals of the manifest's blocks, at least one."""
-    about = list(blocks.values())
-    values = {}
-    for key in COMPARED if all(COMPARED.keys() <= block.keys() for block in about) else ():
-        terms = {
-            name: _mean((block[key]["terms"][name], block["num_samples"]) for block in about)
-            for name in about[0][key]["terms"]
-        }
-        values[key] = Values(_mean((block[key]["f"], block["num_samples"]) for block in about), terms)
+    entries = list(blocks.values())
+    values = {key: _mean_values([(getattr(entry, key), entry.num_samples) for entry in entries]) for key in COMPARED}
     return Summary(
-        num_blocks=len(about),
-        num_samples=sum(block["num_samples"] for block in about),
-        num_selected=sum(block["num_selected"] for block in about),
-        num_dropped=sum(block["num_dropped"] for block in about),
-        seconds=sum(block.get("seconds", 0.0) for block in about),
-        values=values,
+        num_blocks=len(entries),
+        num_samples=sum(entry.num_samples for entry in entries),
+        num_selected=sum(entry.num_selected for entry in entries),
+        num_dropped=sum(entry.num_dropped for entry in entries),
+        seconds=sum(entry.seconds or 0.0 for entry in entries),
+        values={key: value for key, value in values.items() if value is not None} if all(values.values()) else {},
     )
+
+
+def _mean_values(pairs: Sequence[tuple[Values | None, int]]) -> Values | None:
+    """The weighted mean; None if a block has no value."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    if len(known) < len(pairs):
+        return None
+    terms = {name: _mean((value.terms[name], weight) for value, weight in known) for name in known[0][0].terms}
+    return Values(_mean((value.f, weight) for value, weight in known), terms)
 
 
 def _mean(pairs: Iterable[tuple[float, int]]) -> float:
@@ -75,14 +78,13 @@ def format_table(rows: Sequence[Sequence[str]], *, name_width: int = 12, cell_wi
     ]
 
 
-def describe_budgets(blocks: Iterable[Mapping[str, Any]], *, max_groups: int = 20) -> list[str]:
+def describe_budgets(blocks: Iterable[BlockEntry], *, max_groups: int = 20) -> list[str]:
     """Table of the samples and costs kept per group over all blocks, largest groups first; empty without limits."""
     groups: dict[str, list[float]] = {}
-    keys = ("num_selected", "num_samples", "kept_cost", "budget", "cost")
-    for group in (group for block in blocks for group in block.get("budgets", [])):
-        before = groups.get(group["name"], [0.0] * len(keys))
+    for group in (group for block in blocks for group in block.budgets or ()):
         # groups without a limit of their own have no budget
-        groups[group["name"]] = [old + (group[key] or 0.0) for old, key in zip(before, keys, strict=True)]
+        numbers = [group.num_selected, group.num_samples, group.kept_cost, group.budget or 0.0, group.cost]
+        groups[group.name] = [old + new for old, new in zip(groups.get(group.name, [0.0] * 5), numbers, strict=True)]
     if not groups:
         return []
     largest = sorted(groups, key=lambda name: -groups[name][-1])[:max_groups]

@@ -22,7 +22,8 @@ from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.data.shards import plain as plain_ids
 from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO, read_checkpoint
-from datamask_pl.mask.manifest import Manifest, part_name, read_columns, read_complete, read_part, write_part
+from datamask_pl.mask.manifest import Manifest, read_columns, read_complete
+from datamask_pl.mask.parts import part_name, read_part, write_part
 from tests.fuzz.damage import Known, damage, inputs, is_same, ours, spoil
 from tests.support.masks import FILES, HASH, SETTINGS, result
 from tests.support.shards import COLUMNS, make_table

@@ -70,7 +70,9 @@ def test_of_rows_with_one_id_those_are_kept_that_the_mask_keeps_or_none_are_writ
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["apply", "--mask", mask, "--source", "texts", "--output", "other"])
-    assert re.search(r"id \d+ is that of several samples, and 40 of 100 ids repeat", capsys.readouterr().err)
+    assert re.search(
+        r"id \d+ occurs more than once in the mask \(40 of 100 ids are duplicates\)", capsys.readouterr().err
+    )
     assert not Path("other").exists()
 
 

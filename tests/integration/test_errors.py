@@ -373,7 +373,7 @@ class TestMaskFolder:
         )
         refused(*needed, args=(*data, "--mask.output", "mask", "--data.block_size", "30"))
         write_shards("shards", [60, 31])
-        needed = ("mask holds the mask of other data: files were added, taken away or written anew",)
+        needed = ("mask holds the mask of other data: files were added, removed or rewritten",)
         refused(*needed, args=(*data, "--mask.output", "mask"))
 
     def test_one_that_was_made_with_other_options(self, refused, data, capsys):

@@ -143,7 +143,7 @@ def test_the_manifest_says_what_it_was_made_from_and_what_is_kept(mask):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--mask", "nowhere"), "nowhere is no mask folder"),
+        (("--mask", "nowhere"), "nowhere is not a mask folder"),
         (("--select_ratio", "1.5"), "select_ratio must be above 0 and at most 1"),
         (("--select_ratio", "0.001"), "block 0: select_ratio keeps 0 of 60 samples"),
         (("--cost_column", "tokens"), "has no column 'tokens'; its columns are: id, source_file"),

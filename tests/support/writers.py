@@ -24,7 +24,8 @@ from datamask_pl.commands.export import export
 from datamask_pl.commands.report import report
 from datamask_pl.commands.sample import sample
 from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO
-from datamask_pl.mask.manifest import Manifest, write_part
+from datamask_pl.mask.manifest import Manifest
+from datamask_pl.mask.parts import write_part
 from tests.support.fits import fit, write_shards
 from tests.support.masks import FILES, HASH, SETTINGS, result
 from tests.support.shards import make_table, write

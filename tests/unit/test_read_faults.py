@@ -13,7 +13,8 @@ from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.embedding.model import hash_model
 from datamask_pl.errors import CheckpointError, DataFileError, DatamaskError
 from datamask_pl.io.checkpoints import newest_whole_checkpoint, read_checkpoint
-from datamask_pl.mask.manifest import Manifest, read_part
+from datamask_pl.mask.manifest import Manifest
+from datamask_pl.mask.parts import read_part
 from tests.support.faults import read_fault, without_root_powers
 from tests.support.masks import HASH, SETTINGS
 from tests.support.shards import COLUMNS, make_table, write

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from datamask_pl.commands import apply as module
 from datamask_pl.commands.apply import apply
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
-from datamask_pl.mask.manifest import part_name
+from datamask_pl.mask.parts import part_name
 from tests.support.fits import ROOT, files_below
 from tests.support.shards import write
 
@@ -209,7 +209,8 @@ class TestJoin:
         case.tables[1] = table_of(4, 5)
         source = case.write_source("texts", ("x.parquet", "y.parquet"))
         with pytest.raises(
-            BadRowError, match=r"y\.parquet, row 0: id 5 stands in an earlier row, too, as do the ids of 0"
+            BadRowError,
+            match=r"y\.parquet, row 0: duplicate id 5: it already occurs in an earlier row, as do the ids of 0",
         ):
             case.apply(source)
         case.apply(source, on_duplicate="keep")
@@ -220,7 +221,7 @@ class TestJoin:
         case.write_mask(pa.array(ids))
         case.tables = [table_of(6), table_of(4, 6).set_column(0, "chunk_id", pa.array(ids[6:]))]
         source = case.write_source("texts", ("x.parquet", "y.parquet"))
-        with pytest.raises(BadRowError, match=r"id 0 is that of several samples, and 1 of 10 ids repeat"):
+        with pytest.raises(BadRowError, match=r"id 0 occurs more than once in the mask \(1 of 10 ids are duplicates\)"):
             case.apply(source)
         case.apply(source, on_duplicate="keep")
         assert case.ids() == [[0, 5], [0]]
@@ -322,7 +323,7 @@ class TestRefusals:
         assert not Path("out").exists()
 
     def test_a_folder_that_is_no_mask(self, case):
-        with pytest.raises(DataFileError, match=r"^data is no mask folder: it has no _manifest\.json; give"):
+        with pytest.raises(DataFileError, match=r"^data is not a mask folder: it has no _manifest\.json; give"):
             apply("data", "data", "out")
 
     def test_a_part_that_is_cut_off_or_of_other_data(self, case):

@@ -252,9 +252,7 @@ def test_no_source_is_overwritten(tmp_path, source):
 def test_the_columns_are_checked_before_any_row_is_read(tmp_path, source, monkeypatch):
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("no row may be read"))
     out = str(tmp_path / "out")
-    with pytest.raises(
-        SchemaError, match=r"has no column 'body'; its columns are: chunk_id, text\. text_column"
-    ):
+    with pytest.raises(SchemaError, match=r"has no column 'body'; its columns are: chunk_id, text\. text_column"):
         embed(source, out, text_column="body")
     with pytest.raises(SchemaError, match=r"has a column 'chunk_id' already; give feature_column another name\.$"):
         embed(source, out, feature_column="chunk_id")

@@ -280,7 +280,7 @@ class TestFaults:
     def test_a_damaged_comparison_is_named(self, run, capsys):
         (run / "comparison.json").write_text('{"format": 1}')
         line = self.fails(capsys, "--run", run)
-        assert "comparison.json cannot be read (it has another version)" in line
+        assert "comparison.json cannot be read (it has format 1, this version reads 2)" in line
         assert "run compare again or delete it" in line
 
     def test_a_number_that_has_changed_in_the_comparison_is_noticed(self, run, capsys):

@@ -9,16 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamask_pl.errors import ConfigError, DataFileError
-from datamask_pl.mask.manifest import (
-    Manifest,
-    describe_block,
-    list_parts,
-    part_name,
-    read_columns,
-    read_complete,
-    read_part,
-    write_part,
-)
+from datamask_pl.mask.manifest import Manifest, read_columns, read_complete
+from datamask_pl.mask.parts import BlockEntry, list_parts, part_name, read_part, write_part
 from tests.support.masks import FILES, HASH, SETTINGS, result
 
 
@@ -46,7 +38,7 @@ class TestPart:
 
     def test_one_that_is_whole_says_what_the_manifest_says(self, tmp_path):
         write(tmp_path, index=3)
-        expected = describe_block(result(3))
+        expected = BlockEntry.of(result(3))
         assert read_part(tmp_path, 3) == expected
         assert read_part(tmp_path, 3, plan_hash=HASH, settings=dict(SETTINGS)) == expected
 
@@ -161,7 +153,7 @@ class TestColumns:
         table = pq.read_table(path)
         metadata = {name: text.replace(b"0.5", b"0.7") for name, text in table.schema.metadata.items()}
         pq.write_table(table.replace_schema_metadata(metadata), path)
-        with pytest.warns(UserWarning, match="the checksum of what it says of its block is wrong"):
+        with pytest.warns(UserWarning, match="the checksum of its block's entry is wrong"):
             assert read_part(tmp_path, 0) is None
 
 
@@ -169,7 +161,7 @@ class TestManifest:
     MANIFEST = Manifest(plan_hash=HASH, files=FILES, num_blocks=12, settings={"a": None}, versions={"torch": "2"})
 
     def test_what_was_written_is_read(self, tmp_path):
-        blocks = {index: describe_block(result(index)) for index in (10, 2)}
+        blocks = {index: BlockEntry.of(result(index)) for index in (10, 2)}
         for index in blocks:
             write(tmp_path / "mask", index=index)
         manifest = dataclasses.replace(self.MANIFEST, config={"data": {"path": ["x"]}}, blocks=blocks)
@@ -195,20 +187,20 @@ class TestManifest:
         mine.write(tmp_path)
         other.write(tmp_path)
         write(tmp_path, index=5)
-        other.blocks[5] = describe_block(result(5))
+        other.blocks[5] = BlockEntry.of(result(5))
         other.write(tmp_path)
         write(tmp_path, index=1)
-        mine.blocks[1] = describe_block(result(1))
+        mine.blocks[1] = BlockEntry.of(result(1))
         mine.write(tmp_path)
         assert list(Manifest.read(tmp_path).blocks) == [1, 5]
 
     def test_a_part_whose_writer_was_killed_before_the_manifest_is_taken_over(self, tmp_path):
         write(tmp_path, index=7)
         dataclasses.replace(self.MANIFEST, blocks={}).write(tmp_path)
-        assert Manifest.read(tmp_path).blocks == {7: describe_block(result(7))}
+        assert Manifest.read(tmp_path).blocks == {7: BlockEntry.of(result(7))}
 
     def test_a_block_whose_part_is_gone_is_not_listed(self, tmp_path):
-        dataclasses.replace(self.MANIFEST, blocks={3: describe_block(result(3))}).write(tmp_path)
+        dataclasses.replace(self.MANIFEST, blocks={3: BlockEntry.of(result(3))}).write(tmp_path)
         assert Manifest.read(tmp_path).blocks == {}
 
     def test_many_writers_at_the_same_time_lose_nothing(self, tmp_path):
@@ -218,7 +210,7 @@ class TestManifest:
             manifest = dataclasses.replace(self.MANIFEST, num_blocks=24, blocks={})
             for index in range(writer, 24, 4):
                 write(tmp_path, index=index)
-                manifest.blocks[index] = describe_block(result(index))
+                manifest.blocks[index] = BlockEntry.of(result(index))
                 manifest.write(tmp_path)
 
         with ThreadPoolExecutor(4) as executor:
