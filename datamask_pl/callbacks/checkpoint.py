@@ -1,4 +1,4 @@
-"""LogitsCheckpoint: saves the logits so that a run that is killed continues as if it had not been."""
+"""LogitsCheckpoint: saves the logits so that a killed run continues as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CHECKPOINTS_OF_BLOCK = 10
 class LogitsCheckpoint(Checkpoint):
     """Saves during a block, at its end, and where the run stops within one, into `checkpoints` in the run's folder.
 
-    A block that was begun before, in the same folder, goes on from its newest whole checkpoint.
+    A block that was begun before, in the same folder, resumes from its newest whole checkpoint.
 
     Args:
-        every_n_steps: steps of a block between checkpoints; a tenth of the block's steps if left out.
+        every_n_steps: steps of a block between checkpoints; default: a tenth of the block's steps.
         keep: checkpoints to keep, at least 1; older ones are deleted after a newer one is whole.
     """
 

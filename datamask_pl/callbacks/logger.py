@@ -24,7 +24,7 @@ class RunLogger(TensorBoardLogger):
     Args:
         save_dir: folder of all runs.
         name: folder of the runs of one kind, in `save_dir`.
-        version: folder of this run, in `name`; `version_0`, `version_1`, ... if left out, the first that is free.
+        version: folder of this run, in `name`; by default the first free one of `version_0`, `version_1`, ...
         run_name: the same, but never taken for a number: of `version: 7` the folder is `version_7`, of `run_name: 7` it
             is `7`. `fit --run_name` sets it.
     """
@@ -65,7 +65,7 @@ class RunLogger(TensorBoardLogger):
         if self._has_failed:
             return
         self._has_begun = True
-        with self._going_on():
+        with self._warning_once():
             writer = self.experiment.file_writer
             if writer is None:  # closed by `finalize`: a scalar opens it again
                 super().log_metrics(dict(metrics), step)
@@ -76,18 +76,18 @@ class RunLogger(TensorBoardLogger):
     @rank_zero_only
     def save(self) -> None:
         """Forces events to disk."""
-        with self._going_on():
+        with self._warning_once():
             self.experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Closes the file."""
-        with self._going_on():
+        with self._warning_once():
             super().finalize(status)
 
     @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Where events cannot be written, says so once and writes no more: that is no reason to end a run."""
+    def _warning_once(self) -> Iterator[None]:
+        """Warns once where events cannot be written, and writes no more: a run does not end for that."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ class RunLogger(TensorBoardLogger):
                 raise
             self._has_failed = True
             reason = cause.strerror or str(cause)
-            rank_zero_warn(f"events cannot be written to {self.log_dir} ({reason}); the run goes on without them.")
+            rank_zero_warn(f"events cannot be written to {self.log_dir} ({reason}); the run continues without them.")
 
 
 class _NoWriter:

@@ -26,7 +26,7 @@ _PREEMPTED, _REQUEUE = "datamask-preempted", "datamask-requeue"
 
 
 class Preemption(Checkpoint):
-    """Stops after the step or the rounding at hand when SIGTERM or the configured signal arrives at any rank.
+    """Stops after the current step or rounding when SIGTERM or the configured signal arrives at any rank.
 
     The handler sets a flag and nothing else: saving from within it, as Lightning does, meets the other ranks in the
     middle of a collective, and hangs. At the end of each step, and of each block but the last, the ranks agree whether
@@ -126,7 +126,7 @@ def requeue_slurm_job() -> None:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if job is None:
-        rank_zero_warn("preemption.requeue: SLURM_JOB_ID is not set, this is no SLURM job; start the command again.")
+        rank_zero_warn("preemption.requeue: SLURM_JOB_ID is not set, this is not a SLURM job; start the command again.")
         return
     try:
         subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True)

@@ -44,8 +44,8 @@ def apply(
     """Writes the rows that a mask keeps: every column, in the same order, in files of the same names.
 
     The source may be the files that the mask was learned from, or others with the same ids, such as the texts that
-    the features were made from. Rows that the run left out as bad are not kept. A row group of which nothing is kept
-    is left out; a file of which nothing is kept is written with 0 rows. Compression, encodings and the schema's
+    the features were made from. Rows that the run dropped as bad are not kept. A row group without kept rows is
+    omitted; a file without kept rows is written with 0 rows. Compression, encodings and the schema's
     metadata are those of the source. Nothing is written before the whole selection is known.
 
     Memory: a byte a source row, two with complement. By row, the ids that the mask selects. By id, all ids of the mask
@@ -59,11 +59,11 @@ def apply(
             is below the folder that its files share. If it was begun before, with the same mask and source, it is
             finished.
         complement: folder for the rows that are not kept, if they are wanted.
-        id_column: the source's column of the ids that the mask has.
-        join: row finds rows by file and number, and needs the files that the mask was learned from; id finds them by
-            id; auto takes row if names, numbers of rows and the ids of all kept rows are those of the mask, else id.
-        on_missing: what to do, by id, with rows whose id the mask does not have.
-        on_duplicate: what to do, by id, if ids are not unique; keep keeps every row of an id that is selected.
+        id_column: the source's column with the ids of the mask.
+        join: `row` matches by file and row number (needs the original files); `id` matches by id; `auto` uses `row` if
+            file names, row counts and all kept ids agree with the mask, otherwise `id`.
+        on_missing: with `join: id`, for rows whose id is not in the mask: `error`, or `drop` them.
+        on_duplicate: with `join: id`, if ids are not unique: `error`, or `keep` every row whose id is selected.
         num_workers: files that are written at a time.
 
     Raises:
@@ -95,8 +95,8 @@ def apply(
     )
     targets = [Target.open("output", folders["output"], sources, selection.keep)]
     if "complement" in folders:
-        left_out = [~keep_N for keep_N in selection.keep]
-        targets.append(Target.open("complement", folders["complement"], sources, left_out))
+        others = [~keep_N for keep_N in selection.keep]
+        targets.append(Target.open("complement", folders["complement"], sources, others))
     num_written = _write_all(targets, sources, num_workers)
     print(_describe(targets, sources, selection, is_nothing_new=not num_written))
 
@@ -227,7 +227,7 @@ def _output_folders(output: str, complement: str | None) -> dict[str, AnyPath]:
         folders["complement"] = any_path("complement", complement)
         one, other = (full_name(path) for path in folders.values())
         if is_below(one, other) or is_below(other, one):
-            raise ConfigError(f"output {output} and complement {complement} must lie beside each other, not in one.")
+            raise ConfigError(f"output {output} and complement {complement} must not lie in each other.")
     return folders
 
 

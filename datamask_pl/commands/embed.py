@@ -74,19 +74,19 @@ def embed(
         model: folder of a sentence-transformers model, or its name on the Hugging Face hub.
         text_column: column that holds the text, of a string type.
         feature_column: column to write.
-        num_dimensions: without a model, length of a vector, 256 if left out; below both the number of texts and the
+        num_dimensions: without a model, length of a vector, default 256; below both the number of texts and the
             number of terms.
-        min_df: without a model, a term counts if it occurs in this many texts, 2 if left out.
-        seed: without a model, of the decomposition, which is randomised; 0 if left out.
-        prefix: with a model, put before every text, such as "passage: " for E5; as the model's own configuration says
-            if left out.
-        max_length: with a model, tokens of a text that are read; as many as it can read if left out.
-        batch_size: with a model, texts that go through it at once, 64 if left out.
+        min_df: without a model, a term counts if it occurs in this many texts, default 2.
+        seed: without a model, of the decomposition, which is randomised; default 0.
+        prefix: with a model, put before every text, such as "passage: " for E5; by default as in the model's own
+            configuration.
+        max_length: with a model, tokens of a text that are read; by default as many as it can read.
+        batch_size: with a model, texts that go through it at once, default 64.
         device: with a model, where it runs; auto is the GPU if there is one.
         precision: with a model, numbers that it computes in; auto is float32 on a CPU, and on a GPU bfloat16 for a
             model that is stored in it, else float16.
         shard: with a model, "i/n": this job takes every n-th file, from the i-th on, counted from 0; its processes
-            share those. 0/1 if left out.
+            share those. Default: 0/1.
 
     Raises:
         ConfigError: If an option is out of range or goes with the other way only, a package is missing, output is one
@@ -105,7 +105,7 @@ def embed(
         return
     for option, value in given_lsa.items():
         if value is not None:
-            raise ConfigError(f"{option} is of embed without --model; leave it out, or --model.")
+            raise ConfigError(f"{option} is for embed without --model; omit it, or --model.")
     _embed_model(
         source,
         output,
@@ -268,7 +268,7 @@ def _check_absent(given: dict[str, Any], *, device: str, precision: str) -> None
     named["precision"] = None if precision == "auto" else precision
     for option, value in named.items():
         if value is not None:
-            raise ConfigError(f"{option} needs --model; leave it out, or give a model.")
+            raise ConfigError(f"{option} needs --model; omit it, or pass a model.")
     world = World.launched()
     if world.size > 1:
         raise ConfigError(

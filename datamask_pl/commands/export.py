@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.data.forced_ids import ForcedIds, describe_lost_ids, read_forced_ids
+from datamask_pl.data.forced_ids import ForcedIds, describe_unmatched_ids, read_forced_ids
 from datamask_pl.data.limits import LimitsBuilder
 from datamask_pl.data.rows import read_costs, read_groups
 from datamask_pl.data.schema import check_cost_type, check_group_type
@@ -50,9 +50,9 @@ def export(
 ) -> None:
     """Makes another mask from the logits of a finished one, block by block, without training.
 
-    In every block the samples of the highest logits are kept that the budget allows. Of what the mask was made with
-    nothing is taken over but its logits: what is to limit the new mask is said here. `apply` takes it as any other. A
-    limit that is known before is better given to `fit`, which learns what is best within it.
+    Every block keeps the samples of the highest logits that the budget allows. Only the logits of the old mask are
+    used: pass all limits of the new one here. `apply` takes it as any other. A limit that is known before is better
+    passed to `fit`, which learns what is best within it.
 
     Memory: a part of the mask at a time. With source, all ids of the mask and a table of them, see `apply`, and the
     columns named.
@@ -67,8 +67,8 @@ def export(
             given as `group`, or of source.
         group_budget: `proportional` keeps select_ratio of every group; ratios by name, such as {code: 0.3}, keep
             another share of the groups that they name; `free` counts groups and does not limit them.
-        keep_ids: parquet files with the id column, or text files with an id a line: samples that are kept in any case.
-        drop_ids: the same, of samples that are left out in any case.
+        keep_ids: parquet files with the id column, or text files with one id per line: samples to always keep.
+        drop_ids: the same, of samples to always drop.
         source: parquet files, folders, globs or fsspec URLs that have the columns named, and the ids of all samples of
             the mask once; several as ["one", "two"]. Joined by id.
         id_column: the column of the ids in source, and in parquet files of ids.
@@ -84,10 +84,10 @@ def export(
     if group_column is None and group_budget != "proportional":
         raise ConfigError("group_budget needs groups; name the column that holds them in group_column.")
     if source is not None and cost_column is None and group_column is None:
-        raise ConfigError("source is for its columns; name one in cost_column or group_column, or leave it out.")
+        raise ConfigError("source is for its columns; name one in cost_column or group_column, or omit it.")
     folder, target = any_path("mask", mask), any_path("output", output)
     if full_name(folder) == full_name(target):
-        raise ConfigError(f"output {output} is the mask's own folder; give another.")
+        raise ConfigError(f"output {output} is the mask's own folder; choose another.")
     manifest = read_complete(folder)
     id_type = part_schema(folder).field("id").type
     forced = read_forced_ids(keep_ids, drop_ids, id_column=id_column, id_type=id_type)
@@ -115,7 +115,7 @@ def export(
     for block in range(manifest.num_blocks):
         new.blocks[block] = read_part(target, block, consequence=_AGAIN) or blocks.write(block, target, settings)
     new.write(target)
-    print(_describe(new, folder, target, note=blocks.find_lost_ids()))
+    print(_describe(new, folder, target, note=blocks.find_unmatched_ids()))
 
 
 class _Blocks:
@@ -125,7 +125,7 @@ class _Blocks:
         folder: of the mask.
         manifest: of the mask.
         rule: how much is kept.
-        forced: ids that are kept or left out in any case.
+        forced: ids to always keep or drop.
         cost_column: see `export`.
         group_column: see `export`.
     """
@@ -175,9 +175,9 @@ class _Blocks:
                 f"group_budget names {', '.join(unknown)}; the groups of the mask are: {', '.join(sorted(names)[:20])}."
             )
 
-    def find_lost_ids(self) -> str | None:
-        """In words, if there are ids to keep or to leave out of which no sample is; once all were checked."""
-        return None if self._forced is None else describe_lost_ids(self._forced, self._found)
+    def find_unmatched_ids(self) -> str | None:
+        """A text that names ids to keep or to drop that match no sample, if any, once all were checked."""
+        return None if self._forced is None else describe_unmatched_ids(self._forced, self._found)
 
     def logits(self, block: int) -> Tensor:
         """The logits of a block: float32 (N,)."""
@@ -250,8 +250,8 @@ class _Blocks:
             rows = np.flatnonzero(is_bad_N)
             if rows.size:
                 raise BadRowError(
-                    f"block {block}, row {rows[0]} of its part: {word(int(rows[0]))}; mend the column, {rows.size - 1} "
-                    "more rows of the block are like it."
+                    f"block {block}, row {rows[0]} of its part: {word(int(rows[0]))}; repair the column, "
+                    f"{rows.size - 1} more rows of the block are like it."
                 )
 
         cost_N = None if self._cost_column is None else read_costs(batch, self._cost_column, refuse)

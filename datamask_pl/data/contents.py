@@ -1,8 +1,8 @@
-"""What a data module knows of its data once they have been planned."""
+"""The planned data of a run: files, blocks, their reader, and the results of checking them."""
 
 from __future__ import annotations
 
-from datamask_pl.data.forced_ids import describe_lost_ids
+from datamask_pl.data.forced_ids import describe_unmatched_ids
 from datamask_pl.data.limits import Survey
 from datamask_pl.data.loader import BlockQueue
 from datamask_pl.data.plan import BlockPlan
@@ -12,7 +12,7 @@ from datamask_pl.data.schema import Dataset
 
 
 class Contents:
-    """What `setup` finds out.
+    """The files and blocks that `setup` has planned, and what checking them has found.
 
     Attributes:
         dataset: files and columns.
@@ -46,12 +46,12 @@ class Contents:
         self.surveys[index] = survey
         self.checked.add(index)
 
-    def find_lost_ids(self) -> str | None:
-        """In words, if not all ids that are to be kept or left out in any case are in the data; once all were read."""
+    def find_unmatched_ids(self) -> str | None:
+        """A text that names ids of keep_ids and drop_ids that match no sample, if any, once all blocks were read."""
         forced = self.reader.forced
         if forced is None or len(self.checked) < len(self.plan):
             return None
-        return describe_lost_ids(forced, (survey.forced_F for survey in self.surveys.values()), prefix="data.")
+        return describe_unmatched_ids(forced, (survey.forced_F for survey in self.surveys.values()), prefix="data.")
 
     def _follower(self, index: int) -> int | None:
         """The block that comes after one in the schedule."""

@@ -1,4 +1,4 @@
-"""Ids of samples that are kept, or left out, in any case: read from files, and looked up in a block.
+"""Ids of samples to always keep or always drop: read from files, and looked up in a block.
 
 Shapes: N samples, I ids of both lists, F of them that samples have.
 """
@@ -26,7 +26,7 @@ class ForcedIds:
 
     Attributes:
         keep: distinct ids that are kept, in the plain type of the id column.
-        drop: distinct ids that are left out.
+        drop: distinct ids that are dropped.
     """
 
     keep: pa.Array
@@ -36,7 +36,7 @@ class ForcedIds:
         """Looks the ids of N samples up.
 
         Returns:
-            fate_N: (N,), over all chunks: 1 for ids that are kept in any case, -1 for those left out, 0 for the others.
+            fate_N: (N,), over all chunks: 1 for ids to keep, -1 for ids to drop, 0 for the others.
             found_F: (F,), which ids of `keep`, and then of `drop`, are among them.
         """
         plain_ids = pa.chunked_array([plain(chunk) for chunk in chunks], self.keep.type)
@@ -54,25 +54,25 @@ class ForcedIds:
         return {name: _digest(ids) for name, ids in lists.items() if len(ids)}
 
 
-def describe_lost_ids(forced: ForcedIds, found: Iterable[NDArray[np.int64]], *, prefix: str = "") -> str | None:
-    """In words, if there are ids that no sample has.
+def describe_unmatched_ids(forced: ForcedIds, found: Iterable[NDArray[np.int64]], *, prefix: str = "") -> str | None:
+    """A text that names ids that match no sample; None if all do.
 
     Args:
         forced: both lists.
-        found: which of their ids there are, see `ForcedIds.find`, in parts.
+        found: which of their ids there are, see `ForcedIds.find`, by block.
         prefix: what stands before the options' names in messages.
     """
-    is_lost_I = np.ones(len(forced.keep) + len(forced.drop), dtype=bool)
+    is_unmatched_I = np.ones(len(forced.keep) + len(forced.drop), dtype=bool)
     for found_F in found:
-        is_lost_I[found_F] = False
-    lost = np.flatnonzero(is_lost_I)
-    if not lost.size:
+        is_unmatched_I[found_F] = False
+    unmatched = np.flatnonzero(is_unmatched_I)
+    if not unmatched.size:
         return None
-    in_keep = lost[0] < len(forced.keep)
-    first = forced.keep[lost[0]] if in_keep else forced.drop[lost[0] - len(forced.keep)]
+    in_keep = unmatched[0] < len(forced.keep)
+    first = forced.keep[unmatched[0]] if in_keep else forced.drop[unmatched[0] - len(forced.keep)]
     return (
-        f"{prefix}keep_ids and {prefix}drop_ids: {lost.size:,} of {len(is_lost_I):,} ids are those of no sample and "
-        f"have no effect, the first is {first.as_py()!r}."
+        f"{prefix}keep_ids and {prefix}drop_ids: {unmatched.size:,} of {len(is_unmatched_I):,} ids match no sample and "
+        f"are ignored, the first is {first.as_py()!r}."
     )
 
 
@@ -121,7 +121,7 @@ def _read(path: str | Sequence[str] | None, option: str, id_column: str, id_type
     chunks = []
     for file in expand(path, option=option, wanted="a text file with an id a line, a parquet file"):
         with open_bytes(file) as source:
-            # by its name, too: one that is empty or damaged is no text
+            # by its name, too: one that is empty or damaged is not a text
             is_parquet = source.read(len(MAGIC)) == MAGIC or file.name.endswith(".parquet")
         read = _read_parquet if is_parquet else _read_text
         chunks.append(read(file, option, id_column, expected))
@@ -140,7 +140,7 @@ def _read_parquet(path: AnyPath, option: str, id_column: str, expected: pa.DataT
             )
         column = read_table(parquet, str(path), [id_column])[id_column]
     if column.null_count:
-        raise SchemaError(f"{option}: {path} has {column.null_count} null ids; leave them out.")
+        raise SchemaError(f"{option}: {path} has {column.null_count} null ids; remove them.")
     return pa.concat_arrays([pa.array([], expected), *(plain(chunk) for chunk in column.chunks)])
 
 
@@ -159,8 +159,8 @@ def _read_text(path: AnyPath, option: str, id_column: str, expected: pa.DataType
         return pa.array(ids, pa.large_string()).cast(expected)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
-            f"{option}: {path} has lines that are no id of type {expected}, as column {id_column!r} holds "
-            f"({str(error).rstrip('.')}); mend them, or give a parquet file with that column."
+            f"{option}: {path} has lines that are not ids of type {expected}, as column {id_column!r} holds "
+            f"({str(error).rstrip('.')}); repair them, or pass a parquet file with that column."
         ) from error
 
 

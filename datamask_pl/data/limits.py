@@ -1,6 +1,6 @@
 """Cost, group and fate of the samples of a block, gathered while its rows are read.
 
-Shapes: N samples of a block, K rows of a chunk, F ids that are kept or left out in any case.
+Shapes: N samples of a block, K rows of a chunk, F ids to always keep or drop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from datamask_pl.functional.budget import Totals
 
 @dataclass(frozen=True)
 class Survey:
-    """What the rows of a block add up to.
+    """Totals of the rows of a block.
 
     Attributes:
         totals: by group; None where only numbers of samples are limited.
-        forced_F: which ids to keep or to leave out the rows have, see `ForcedIds.find`.
+        forced_F: which ids to keep or to drop the rows have, see `ForcedIds.find`.
     """
 
     totals: Totals | None = None
@@ -32,7 +32,7 @@ class Survey:
 
     @classmethod
     def of(cls, limits: Limits | None) -> Survey:
-        """That of a block."""
+        """The survey of a block."""
         if limits is None:
             return cls()
         return cls(limits.holdings().totals(), limits.forced_F)
@@ -43,7 +43,7 @@ class LimitsBuilder:
     """Gathers what the budget goes by, chunk by chunk.
 
     Attributes:
-        forced: ids that are kept or left out in any case, if any are.
+        forced: ids to always keep or drop, if any.
         costs: float64 (K,) of each chunk.
         groups: large_string (K,) of each chunk.
     """

@@ -38,7 +38,7 @@ class FeatureDataModule(LightningDataModule):
             name.
         id_column: column that identifies a sample, of any type but a nested one; written to the mask as it is.
         quality_columns: weight of each quality column, by name; the weighted sum is the quality of a sample.
-            {"quality_score": 1.0} if left out.
+            Default: {"quality_score": 1.0}.
         feature_column: column of vectors, a list of float16, float32 or float64; all of one length. They are scaled to
             unit L2 norm.
         cost_column: column of what keeping a sample costs, such as its number of tokens: numbers above 0. The budget is
@@ -46,25 +46,24 @@ class FeatureDataModule(LightningDataModule):
             samples.
         group_column: column of the group of a sample, such as its source or language: strings or integers. Every group
             gets a budget of its own, see model.group_budget.
-        keep_ids: parquet files with the id column, or text files with an id a line, one or a list: samples that are
-            kept in any case. They count towards the budget.
-        drop_ids: the same, of samples that are left out in any case.
+        keep_ids: parquet files with the id column, or text files with one id per line, one or a list: samples to always
+            keep. They count towards the budget.
+        drop_ids: the same, of samples to always drop.
         quality_scaling: how quality is scaled within a block. `rank` gives each sample the share of the others that it
             is above, `minmax` stretches to [0, 1], `zscore` to mean 0 and standard deviation 1, `none` leaves it.
         block_size: largest number of rows of a block; blocks are made equal, to a row. Not used by `block_by: file`.
         block_by: `rows` cuts the rows in the order of the files, `row_groups_shuffled` shuffles the row groups of all
             files first, `file` makes every file a block.
-        partial: share of the block that a step reads at once, in (0, 1]. Steps that draw masks are confined to a random
-            part of this size; if left out 1 with a control variate, and 0.1 without. Steps over the whole block read it
-            in slices of this size, 16,384 rows if left out.
+        partial: fraction of the block that a step uses, in (0, 1]. Default: 1 with a control variate, otherwise 0.1.
+            Steps over the whole block read it in slices of this size (default 16,384 rows).
         on_bad_row: what to do with a row whose quality or features are null, not finite, of the wrong length or zero.
-            `error` stops, `drop` leaves it out and lists it. The same goes for a cost that is null, not finite or not
+            `error` stops, `drop` drops and lists it. The same goes for a cost that is null, not finite or not
             above 0, and a group that is null. A null id always stops.
         check_rows: reads all rows once before training, shared among the ranks, so that a bad row in the last block
             does not end a run after hours. Costs nothing if there is one block.
         shard: "i/n": this run takes every n-th block, from the i-th on, counted from 0. For jobs that share nothing but
             the folder of the mask.
-        seed: decides the shuffle, the random parts and the rollouts; from 0 up to, but without, 2^63.
+        seed: decides the shuffle, the random parts and the rollouts; 0 <= seed < 2^63.
 
     Raises:
         ConfigError: If a value is not allowed, or if rows are to be dropped unchecked.
@@ -155,7 +154,7 @@ class FeatureDataModule(LightningDataModule):
 
     @property
     def block_totals(self) -> list[Totals | None]:
-        """What every block of the schedule holds of each group; None where `prepare` has not read it, or no need."""
+        """Totals by group of every block of the schedule; None where `prepare` has not read it, or did not need to."""
         return [self._ready.surveys.get(index, Survey()).totals for index in self._ready.schedule]
 
     @property
@@ -295,7 +294,7 @@ class FeatureDataModule(LightningDataModule):
                 "id_column": self.columns.id_column,
                 "quality_columns": self.columns.quality_columns,
                 "feature_column": self.columns.feature_column,
-                # what is not given leaves no trace: the hash is that of runs before there were limits
+                # options that are omitted leave no trace: old runs, before there were limits, keep their hash
                 **{name: column for name, column in limited_by.items() if column is not None},
             },
             options={
@@ -333,12 +332,12 @@ class FeatureDataModule(LightningDataModule):
             found.update(part)
         for index in sorted(found):
             contents.note(index, *found[index])
-        if ranks.rank == 0 and found and (words := contents.find_lost_ids()):
+        if ranks.rank == 0 and found and (words := contents.find_unmatched_ids()):
             _log.warning("%s", words)
         if contents.bad_rows.num_rows and found and ranks.rank == 0:
             first = contents.bad_rows.listed[0]
             _log.warning(
-                "data.on_bad_row: drop leaves out %d of %d rows; the first is row %d of %s: %s.",
+                "data.on_bad_row: drop drops %d of %d rows; the first is row %d of %s: %s.",
                 contents.bad_rows.num_rows,
                 sum(contents.plan[index].num_rows for index in contents.checked),
                 first.row,

@@ -38,8 +38,8 @@ class BlockReader:
     Args:
         dataset: files and columns.
         quality_scaling: how quality is scaled within a block.
-        on_bad_row: `error` raises at the first bad row, `drop` leaves bad rows out.
-        forced: ids that are kept or left out in any case, if any are.
+        on_bad_row: `error` raises at the first bad row, `drop` drops bad rows.
+        forced: ids to always keep or drop, if any.
 
     Raises:
         SchemaError: If the feature column has no row from which the number of features could be learned.
@@ -71,7 +71,7 @@ class BlockReader:
             index: its position in the plan.
 
         Returns:
-            The block, in host memory, and the rows that were left out of it.
+            The block, in host memory, and the rows that were dropped.
 
         Raises:
             BadRowError: If a row is bad and on_bad_row is `error`, an id is null, or no row of the block is left.
@@ -119,7 +119,7 @@ class BlockReader:
         """Reads a block without keeping it, and raises what `read` would.
 
         Returns:
-            The rows that `read` would leave out, and what the others add up to.
+            The rows that `read` would drop, and totals of the others.
         """
         num_kept = 0
         bad_rows = BadRows()
@@ -135,7 +135,7 @@ class BlockReader:
         return bad_rows, Survey.of(limits.build(id_chunks))
 
     def _stream(self, plan: BlockPlan) -> Iterator[tuple[int, Chunk, BadRows]]:
-        """Yields file index, rows and left out rows, chunk by chunk in the order of the plan."""
+        """Yields file index, rows and dropped rows, chunk by chunk in the order of the plan."""
         segments = list(plan.segments)
         while segments:
             file_index = segments[0].file_index
@@ -159,9 +159,9 @@ class BlockReader:
         chunk_rows = min(_MAX_CHUNK_ROWS, max(1, _CHUNK_BYTES // bytes_per_row))
         first_rows = np.cumsum([0, *file.row_group_rows])
         with open_parquet(file.path) as parquet:
-            _check_unchanged(file, parquet.metadata)
+            _check_unchanged(file, parquet.metadata)  # the plan is made of the footers as they were at the start
             for segment in segments:
-                row = 0
+                row = 0  # of the row group, at which the next batch begins
                 batches = iterate_batches(
                     parquet,
                     file.name,
@@ -170,13 +170,14 @@ class BlockReader:
                     row_group=segment.row_group,
                 )
                 for batch in batches:
+                    # the part of the batch that belongs to the segment; none before its start
                     start, stop = max(segment.start - row, 0), min(segment.stop - row, len(batch))
                     if start < stop:
                         first_row = int(first_rows[segment.row_group]) + row + start
                         yield first_row, batch.slice(start, stop - start)
                     row += len(batch)
-                    # A page that pyarrow leaves out gives the rows after it those of others, and only the end of the
-                    # row group tells. So a block is not done at its own last row, unless the end has been seen before.
+                    # If pyarrow skips a damaged page, later rows get other rows' values, and only the row group's end
+                    # shows it. So a block is not done at its own last row, unless this process has seen that end.
                     is_known = (file_index, segment.row_group) in self._whole
                     if is_known and segment.stop <= row < file.row_group_rows[segment.row_group]:
                         break
@@ -198,7 +199,7 @@ class BlockReader:
             first = bad_rows.listed[0]
             raise BadRowError(
                 f"all {bad_rows.num_rows} rows of block {index} are bad, the first is row {first.row} of {first.file}: "
-                f"{first.reason}; mend the files, or give larger blocks (data.block_size)."
+                f"{first.reason}; repair the files, or set larger blocks (data.block_size)."
             )
 
 

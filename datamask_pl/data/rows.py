@@ -28,7 +28,7 @@ Note = Callable[[NDArray[np.bool_], Callable[[int], str]], None]
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that was left out.
+    """A row that was dropped.
 
     Attributes:
         file: name of the file.
@@ -43,7 +43,7 @@ class BadRow:
 
 @dataclass
 class BadRows:
-    """Counts the rows that were left out and lists the first of them.
+    """Counts the rows that were dropped and lists the first of them.
 
     Attributes:
         num_rows: how many there were.
@@ -103,8 +103,8 @@ def check_rows(
 
     A row is bad if its quality is null, NaN or infinite; if its features are null, of another length than
     `num_features`, or hold a null, a NaN or an infinity (one beyond float32 included); or if their L2 norm is 0, or so
-    small or large (outside 1e-37 to 1e37) that its inverse is no normal float32; if its cost is null, NaN, or outside
-    of 1e-30 to 1e30; or if its group is null.
+    small or large (outside 1e-37 to 1e37) that its inverse is not a normal float32; if its cost is null, NaN, or
+    outside of 1e-30 to 1e30; or if its group is null.
 
     Args:
         batch: M rows with the columns that are read.
@@ -112,10 +112,10 @@ def check_rows(
         num_features: D.
         file_name: for messages.
         first_row: number in the file of the batch's first row.
-        drops: leaves bad rows out instead of raising.
+        drops: drops bad rows instead of raising.
 
     Returns:
-        The rows that are kept, and what was left out.
+        The rows that are kept, and those that were dropped.
 
     Raises:
         BadRowError: If an id is null, or if a row is bad and `drops` is False.
@@ -140,8 +140,8 @@ def check_rows(
     if not drops:
         more = f" {len(rows) - 1} of the next {len(batch) - rows[0] - 1} rows are bad too." if len(rows) > 1 else ""
         raise BadRowError(
-            f"{file_name}, row {first_row + rows[0]}: {faults.reasons[rows[0]]}; mend the file, or set "
-            f"data.on_bad_row: drop to leave such rows out.{more}"
+            f"{file_name}, row {first_row + rows[0]}: {faults.reasons[rows[0]]}; repair the file, or set "
+            f"data.on_bad_row: drop to drop such rows.{more}"
         )
     bad = [BadRow(file_name, first_row + row, faults.reasons[row]) for row in rows[:MAX_LISTED]]
     keep_M = ~faults.is_bad_M

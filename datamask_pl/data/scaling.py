@@ -72,7 +72,7 @@ def quality_warning(
         scaling: by which they were scaled.
 
     Returns:
-        A warning if all qualities are the same, or if scaling has merged most of the different ones: beside an outlier
+        A warning if all qualities are the same, or if scaling has merged most of the different ones: next to an outlier
         of 1e9, float32 has no room for 0.1 and 0.2.
     """
     if len(quality_N) > 1 and is_constant(quality_N):

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a budget goes by, beside the number of samples.
+    """Costs, groups and forced ids of a block: what limits a budget, in addition to the number of samples.
 
     Attributes:
         cost_N: float64 (N,), positive, or None if samples have no cost.
         group_N: int64 (N,), index into `names`, or None if samples have no group.
         names: groups of the block, sorted.
-        fate_N: int8 (N,), 1 for samples that are kept in any case, -1 for those that are left out, 0 for the others.
-        forced_F: int64 (F,), which ids to keep or to leave out the samples have, see `ForcedIds.find`.
+        fate_N: int8 (N,), 1 for samples to keep, -1 for samples to drop, 0 for the others.
+        forced_F: int64 (F,), which ids to keep or to drop the samples have, see `ForcedIds.find`.
     """
 
     cost_N: Tensor | None
@@ -65,7 +65,7 @@ class Block:
         ids: pyarrow Array (N,), the id column in its exact type.
         source_file_N: int32 (N,), index into the plan's file list.
         source_row_N: int64 (N,), row number within that file, from 0.
-        num_dropped: rows of the block's share of the files that `on_bad_row: drop` left out.
+        num_dropped: rows of the block's share of the files that `on_bad_row: drop` dropped.
         limits: cost, group and fate of the samples, where any of them is given.
     """
 
@@ -128,7 +128,7 @@ class BlockSource(Protocol):
 
     @property
     def block_totals(self) -> list[Totals | None]:
-        """What every block of the schedule holds of each group; None where `prepare` has not read it, or no need."""
+        """Totals by group of every block of the schedule; None where `prepare` has not read it, or did not need to."""
 
     @property
     def has_groups(self) -> bool:

@@ -30,7 +30,7 @@ class FailureBoard:
         store: shared by all processes.
         rank: this process's rank, over all groups.
         world_size: number of processes.
-        group: ranks of this process's group; it alone if left out.
+        group: ranks of this process's group; by default it alone.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, group: Sequence[int] | None = None) -> None:
@@ -47,7 +47,7 @@ class FailureBoard:
             self._store.compare_set(_POSTED, "", json.dumps([self.rank, reason]))
 
     def find(self) -> str | None:
-        """Who failed, and why, in words; None if that cannot be known. Never raises."""
+        """Who failed, and why, as text; None if that cannot be known. Never raises."""
         deadline = time.monotonic() + PATIENCE_S
         try:
             self._store.set(f"datamask-noticed-{self.rank}", "")
@@ -80,7 +80,7 @@ class FailureBoard:
         """Says that this rank has done its part. The group of rank 0, which may hold the store, waits for all others.
 
         Returns:
-            Who failed meanwhile, and why, in words; None if all have done their part. Never raises.
+            Who failed meanwhile, and why, as text; None if all have done their part. Never raises.
         """
         try:
             self._store.set(f"datamask-finished-{self.rank}", "")

@@ -1,4 +1,4 @@
-"""Which processes there are, and whether they are the ones that the trainer was told of."""
+"""Compares the processes that were started with those that the trainer was configured for."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LaunchOptions:
     Args:
         ranks_per_block: processes that solve one block together; by default those of a node. Must divide their number;
             the groups then take different blocks.
-        timeout_s: seconds that a process waits for the others of its group before it gives up. More than one block's
-            reading and rounding take. For all to start it waits 300 s at least.
+        timeout_s: seconds that a process waits for the others of its group before it gives up. Must exceed
+            the time to read and round one block. Start-up always allows at least 300 s.
 
     Raises:
         ConfigError: If a value is not allowed.

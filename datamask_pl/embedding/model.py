@@ -34,8 +34,8 @@ class TextModel:
 
     Args:
         name: folder of a sentence-transformers or transformers model, or its name on the hub.
-        prefix: text that is put before every text; as the model's own configuration says if left out.
-        max_length: tokens of a text that are read, the rest is cut off; all that the model can read if left out.
+        prefix: text that is put before every text; by default as in the model's own configuration.
+        max_length: tokens of a text that are read, the rest is cut off; by default all that the model can read.
         batch_size: texts that go through the model at once.
         device: `auto` is the GPU if there is one.
         precision: numbers that the model computes in; `auto` is float32 on a CPU, and on a GPU bfloat16 for a model
@@ -43,7 +43,7 @@ class TextModel:
         local_rank: which of the machine's GPUs.
 
     Raises:
-        ConfigError: If the packages or the model are missing, its weights are no safetensors, it needs code of its
+        ConfigError: If the packages or the model are missing, its weights are not safetensors, it needs code of its
             own, or an option cannot be honoured.
         DataFileError: If a file of the model cannot be read.
 
@@ -122,7 +122,7 @@ def find_model(name: str) -> Path:
     folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-            raise ConfigError(f"model {name} is no folder of a model: it has neither modules.json nor config.json.")
+            raise ConfigError(f"model {name} is not a model's folder: it has neither modules.json nor config.json.")
         return folder
     if name.startswith((".", "~", os.sep)) or name.count("/") != 1 or folder.exists():
         raise ConfigError(
@@ -138,7 +138,7 @@ def find_model(name: str) -> Path:
     except (OSError, ValueError) as error:
         # Their own texts are long, and may quote addresses.
         raise ConfigError(
-            f"model {name!r} is no folder here, and the Hugging Face hub did not give it ({type(error).__name__}); "
+            f"model {name!r} is not a folder here, and the Hugging Face hub did not give it ({type(error).__name__}); "
             "check the name, the network and, for a model that is not public, HF_TOKEN; or give the model's folder."
         ) from error
 

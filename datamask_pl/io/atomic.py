@@ -32,7 +32,7 @@ _REMEDIES = {
 
 @contextmanager
 def atomic_path(target: AnyPath) -> Iterator[Path]:
-    """Yields a temporary path beside `target`, which becomes `target` if the body ends without an exception.
+    """Yields a temporary path next to `target`, which becomes `target` if the body ends without an exception.
 
     The folder is created if need be. The temporary exists, empty, when the body starts, so that a folder that cannot
     be written to is noticed before the work. At the end its bytes are forced to disk before it takes the target's
@@ -53,7 +53,7 @@ def atomic_path(target: AnyPath) -> Iterator[Path]:
         The temporary path, in the target's own folder if that is on this machine.
 
     Raises:
-        DataFileError: If the target is there but is no regular file, or if it cannot be written.
+        DataFileError: If the target is there but is not a regular file, or if it cannot be written.
 
     Example:
         >>> import tempfile

@@ -264,7 +264,7 @@ def _expand_url(url: str) -> list[AnyPath]:
 
 
 def _raise(error: OSError) -> None:
-    """os.walk leaves out what it may not list, and rows with it, unless it is told to raise."""
+    """os.walk silently skips folders that it may not list, and their rows, unless it is told to raise."""
     raise error
 
 
@@ -282,7 +282,7 @@ def _diagnose(path: AnyPath, cause: str) -> str:
     """Says why a file has no footer that could be read."""
     size = file_size(path)
     if size == 0:
-        return f"{path} is empty (0 bytes); write it again or leave it out."
+        return f"{path} is empty (0 bytes); write it again or remove it."
     with readable(path) as source:
         head = source.read(len(MAGIC))
         if head != MAGIC:

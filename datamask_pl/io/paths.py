@@ -21,7 +21,7 @@ STORES = ("s3", "s3a", "gs", "gcs", "hf", "memory")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "hf": "hf"}
 _NEEDS = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface-hub"}
 
-# user@ or user:secret@, where a secret may hold slashes but host:port/ is no secret.
+# user@ or user:secret@, where a secret may hold slashes but host:port/ is not one.
 _USER = re.compile(r"(?<=://)(?:[^/@]*@|[^/@:]+:(?!\d+/)[^@]*@)")
 # A lone ? is a wildcard; a query has an equals sign.
 _QUERY = re.compile(r"[?#][^/:]*=.*$")
@@ -81,7 +81,7 @@ def any_path(option: str, value: str, *, is_read: bool = False) -> AnyPath:
         is_read: nothing is to be written there, so that any file system will do.
 
     Raises:
-        ConfigError: If it is empty, holds credentials, or is the address of something that is no object store.
+        ConfigError: If it is empty, holds credentials, or is the address of something other than an object store.
         DataFileError: If the package for the store is missing.
 
     Example:
@@ -105,7 +105,7 @@ def any_path(option: str, value: str, *, is_read: bool = False) -> AnyPath:
 
 
 def list_names(folder: AnyPath) -> list[str]:
-    """Names of what is in a folder, sorted; none if there is no such folder.
+    """Names of the entries of a folder, sorted; none if there is no such folder.
 
     Raises:
         NotADirectoryError: If it is a file.
@@ -143,7 +143,7 @@ def full_name(path: AnyPath) -> str:
 
 
 def is_below(name: str, folder: str) -> bool:
-    """Whether a full name is that of a folder or of something in it.
+    """Whether a full name names a folder or something in it.
 
     Example:
         >>> is_below("/a/b", "/a"), is_below("/ab", "/a")
@@ -206,7 +206,7 @@ def upload(source: Path, target: RemotePath) -> None:
 
 
 def redact(url: str) -> str:
-    """Leaves user, password, query and fragment out of a URL; a local path stays as it is.
+    """Removes user, password, query and fragment from a URL; a local path stays as it is.
 
     Example:
         >>> redact("s3://key:secret@bucket/part-*.parquet?token=1")
@@ -228,12 +228,12 @@ def check_no_secret(option: str, url: str) -> None:
     Example:
         >>> check_no_secret("source", "s3://key:secret@bucket/a")
         Traceback (most recent call last):
-        datamask_pl.errors.ConfigError: source: s3://bucket/a was given with a user, password or query, which would be written into config and manifest; leave them out, and give credentials by the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+        datamask_pl.errors.ConfigError: source: s3://bucket/a was given with a user, password or query, which would be written into config and manifest; remove them, and pass credentials by the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
     """  # noqa: E501
     if redact(url) != url:
         raise ConfigError(
             f"{option}: {redact(url)} was given with a user, password or query, which would be written into config and "
-            "manifest; leave them out, and give credentials by the environment, such as AWS_ACCESS_KEY_ID and "
+            "manifest; remove them, and pass credentials by the environment, such as AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY."
         )
 

@@ -98,7 +98,7 @@ def test_forced_ids_are_in_and_out(mask, workplace):
 def test_forced_ids_that_the_mask_does_not_have_are_counted(mask, workplace, capsys):
     (workplace / "keep.txt").write_text("3\n7700\n")
     export(mask, "--keep_ids", "keep.txt")
-    assert "keep_ids and drop_ids: 1 of 2 ids are those of no sample and have no effect, the first is 7700." in (
+    assert "keep_ids and drop_ids: 1 of 2 ids match no sample and are ignored, the first is 7700." in (
         capsys.readouterr().out
     )
 

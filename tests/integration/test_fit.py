@@ -140,7 +140,7 @@ class TestTheMask:
         assert [block["num_dropped"] for block in blocks.values()] == [2, 0]
         assert [block["num_selected"] for block in blocks.values()] == [2, 2]
         assert "2 bad rows dropped" in capsys.readouterr().out
-        assert "leaves out 2 of 40 rows; the first is row 3" in caplog.text
+        assert "drops 2 of 40 rows; the first is row 3" in caplog.text
 
     def test_constant_quality_is_said_once_and_leaves_the_choice_to_diversity(self, workplace):
         """QuRating: constant scores divide by a zero deviation."""

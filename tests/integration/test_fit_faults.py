@@ -103,6 +103,6 @@ def test_events_that_cannot_be_written_are_said_once_and_end_no_run(workplace, u
         fit(*args, "--run_name", "mine")
     said = [str(warning.message) for warning in seen if "events cannot be written" in str(warning.message)]
     assert len(said) == (num_bytes < 10**8)
-    assert all("(File too large); the run goes on without them" in text for text in said)
+    assert all("(File too large); the run continues without them" in text for text in said)
     assert_same_mask(run_folder().with_name("mine"), mask, num_parts=2)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -155,7 +155,7 @@ def test_rows_without_cost_or_group_are_bad_rows(workplace, capsys):
         ((*GROUP, "--model.group_budget", "{cod: 0.5}"), "names cod; the groups of the data are: code, web, wiki"),
         ((*GROUP, "--model.group_budget", "equal"), "group_budget"),
         (("--data.keep_ids", "none.txt"), "nothing matches 'none.txt'; give a text file with an id a line, a parquet"),
-        (("--data.keep_ids", "words.txt"), "words.txt has lines that are no id of type int64"),
+        (("--data.keep_ids", "words.txt"), "words.txt has lines that are not ids of type int64"),
         (("--data.drop_ids", "text.parquet"), "column 'chunk_id' is string in text.parquet and int64 in the data"),
         (("--data.keep_ids", "many.txt"), "block 0: keep_ids keep 13 of 60 (samples), more than the budget of 12"),
         (("--data.keep_ids", "many.txt", "--data.drop_ids", "few.txt"), "share 1 ids, such as 3"),
@@ -181,7 +181,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(shards, workplace,
 def test_ids_that_are_in_no_row_are_told_of(shards, workplace, caplog):
     (workplace / "keep.txt").write_text("3\n1000\n")
     fit_limited(shards, "--data.keep_ids", "keep.txt")
-    assert "data.keep_ids and data.drop_ids: 1 of 2 ids are those of no sample and have no effect" in caplog.text
+    assert "data.keep_ids and data.drop_ids: 1 of 2 ids match no sample and are ignored" in caplog.text
     assert "the first is 1000" in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_an_id_that_many_rows_have_hides_none_that_is_in_no_row(workplace, caplo
     (workplace / "drop.txt").write_text("4\n1000\n")
     options = ("--data.keep_ids", "keep.txt", "--data.drop_ids", "drop.txt", "--data.block_size", "10")
     fit_limited(str(workplace / "data"), *options)
-    assert "1 of 3 ids are those of no sample and have no effect, the first is 1000" in caplog.text
+    assert "1 of 3 ids match no sample and are ignored, the first is 1000" in caplog.text
 
 
 def test_integers_are_groups_and_decimals_costs(workplace):

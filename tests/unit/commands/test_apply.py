@@ -374,7 +374,7 @@ class TestRefusals:
 
     def test_output_and_complement_in_one(self, case):
         for complement in ("out", "out/rest", "."):
-            with pytest.raises(ConfigError, match="must lie beside each other"):
+            with pytest.raises(ConfigError, match="must not lie in each other"):
                 case.apply(complement=complement)
 
     def test_an_output_of_another_mask_or_source(self, case):

@@ -213,9 +213,9 @@ def test_a_null_text_is_an_error_that_says_where(tmp_path):
         ({"num_dimensions": 0}, "num_dimensions must be at least 1, got 0."),
         ({"min_df": 0}, "min_df must be at least 1, got 0."),
         ({"seed": -1}, "seed must be at least 0 and below 2^32, got -1."),
-        ({"prefix": "passage: "}, "prefix needs --model; leave it out, or give a model."),
-        ({"shard": "0/2"}, "shard needs --model; leave it out, or give a model."),
-        ({"device": "cpu"}, "device needs --model; leave it out, or give a model."),
+        ({"prefix": "passage: "}, "prefix needs --model; omit it, or pass a model."),
+        ({"shard": "0/2"}, "shard needs --model; omit it, or pass a model."),
+        ({"device": "cpu"}, "device needs --model; omit it, or pass a model."),
         (
             {"num_dimensions": 40},
             "num_dimensions must be below the number of texts, 40, got 40; lower it or give more texts.",

@@ -225,7 +225,7 @@ def test_what_cannot_work_is_named_before_a_model_is_loaded(case, monkeypatch):
     monkeypatch.setattr(TextModel, "__init__", lambda *_, **__: pytest.fail("no model may be loaded"))
     model = {"model": str(case / "unit")}
     for options, words in (
-        ({"seed": 3}, "seed is of embed without --model; leave it out, or --model."),
+        ({"seed": 3}, "seed is for embed without --model; omit it, or --model."),
         ({"max_length": 0}, "max_length must be at least 1, got 0."),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0."),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'."),
@@ -257,7 +257,7 @@ class TestModels:
             self.load(name)
 
     def test_a_folder_of_something_else(self, workplace):
-        with pytest.raises(ConfigError, match=r"is no folder of a model: it has neither modules\.json nor"):
+        with pytest.raises(ConfigError, match=r"is not a model's folder: it has neither modules\.json nor"):
             self.load(workplace)
 
     def test_a_name_when_there_is_no_network(self, monkeypatch, workplace):
@@ -265,7 +265,7 @@ class TestModels:
 
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(workplace))
-        with pytest.raises(ConfigError, match=r"^model 'some/model' is no folder here, and the Hugging Face hub did"):
+        with pytest.raises(ConfigError, match=r"^model 'some/model' is not a folder here, and the Hugging Face hub"):
             self.load("some/model")
 
     def test_weights_that_can_execute_code(self, models, workplace):

@@ -271,7 +271,7 @@ def test_dropped_rows_are_out_of_the_block_sizes_counted_and_listed(tmp_path, ca
     assert data.block_sizes == [7, 7]
     assert [(Path(bad.file).name, bad.row) for bad in data.bad_rows] == [("0.parquet", 2), ("1.parquet", 6)]
     assert data.num_dropped == 2
-    assert "leaves out 2 of 16 rows; the first is row 2 of" in caplog.text
+    assert "drops 2 of 16 rows; the first is row 2 of" in caplog.text
 
 
 def count_reads(monkeypatch):
