@@ -102,7 +102,8 @@ def find_selection(
         raise ConfigError(f"join: row needs the files that the mask was learned from, but {reason}; use join: id.")
     id_type = plain_type(part_schema(folder).field("id").type)
     for source in sources:
-        check_id_type(source, id_column, id_type, reason)
+        if source.num_rows:
+            check_id_type(source, id_column, id_type, reason)
     return _join_by_id(
         folder,
         manifest,
