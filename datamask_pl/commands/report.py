@@ -181,13 +181,9 @@ def _check_column(source: SourceFile, column: str, *, is_length: bool) -> None:
     is_number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type)
     is_text = pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
     if is_length and not (is_number or is_text):
-        raise SchemaError(
-            f"{source.name}: length column {column!r} must hold numbers or texts, not {data_type}."
-        )
+        raise SchemaError(f"{source.name}: length column {column!r} must hold numbers or texts, not {data_type}.")
     if pa.types.is_nested(data_type):
-        raise SchemaError(
-            f"{source.name}: group column {column!r} must hold one plain value per row, not {data_type}."
-        )
+        raise SchemaError(f"{source.name}: group column {column!r} must hold one plain value per row, not {data_type}.")
 
 
 def _top(rows: list[Share]) -> float:
@@ -237,7 +233,9 @@ def _render(
     of_which = f"block {shown}" if manifest.num_blocks > 1 else "the block"
     comparison, notes = _comparison(run)
     if run.is_exported:
-        made_from = ", ".join(dict.fromkeys(str((entry.made_from or {}).get("mask")) for entry in manifest.blocks.values()))
+        made_from = ", ".join(
+            dict.fromkeys(str((entry.made_from or {}).get("mask")) for entry in manifest.blocks.values())
+        )
         notes.append(f"This mask was exported from the logits of {redact(made_from)}, without training.")
     if len(manifest.blocks) < manifest.num_blocks:
         notes.append(f"{len(manifest.blocks)} of {manifest.num_blocks} blocks are finished and shown.")
