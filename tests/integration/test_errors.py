@@ -22,6 +22,7 @@ from tests.support.fits import (
     write_shards,
 )
 from tests.support.shards import make_table, vectors, write
+from tests.support.tiers import only
 
 
 @pytest.fixture
@@ -291,12 +292,7 @@ class TestData:
 class TestContinuing:
     """A run of other settings or other data is never continued, whether it was finished or only begun."""
 
-    @pytest.fixture(
-        params=[
-            "finished",
-            *(pytest.param(state, marks=pytest.mark.slow) for state in ("begun", "within the first block")),
-        ]
-    )
+    @pytest.fixture(params=only("finished", of=["finished", "begun", "within the first block"]))
     def run_of(self, request, data, capsys):
         steps = {
             "finished": (),

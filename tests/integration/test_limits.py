@@ -87,6 +87,7 @@ class TestFit:
         assert (probability[3], probability[4]) == (1.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["multilinear", "leave_one_out"])
 def test_two_ranks_give_the_mask_of_one(shards, workplace, estimator):
     (workplace / "keep.txt").write_text("3\n77\n")

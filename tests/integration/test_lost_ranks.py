@@ -13,6 +13,7 @@ import yaml
 
 from tests.support.fits import parts, run, write_shards
 from tests.support.forked_ranks import Ranks
+from tests.support.tiers import only
 
 TIMEOUT_S = 5  # of a rank that does not answer; one that ended is noticed at once
 LONG_S = 600
@@ -103,9 +104,7 @@ class TestRanks:
             prefix = f"error on rank {rank}: " if rank else "error: "
             assert lines == [prefix + REASONS[how].format(timeout_s=TIMEOUT_S)], ranks.output()
 
-    @pytest.mark.parametrize(
-        "hit", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
-    )
+    @pytest.mark.parametrize("hit", only(1, of=[0, 1, 2]))
     def test_a_rank_that_is_killed_is_named_whichever_it_is(self, workplace, hit):
         write_shards("shards", [80])
         steps = ("--model.num_steps", "2000", "--model.estimator", "multilinear")

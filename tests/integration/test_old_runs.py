@@ -13,6 +13,7 @@ import yaml
 from datamask_pl import _moved
 from datamask_pl.cli import main
 from tests.support.fits import ROOT, assert_same_mask, fit, parts, selected_ids
+from tests.support.tiers import only
 
 OLD = Path(__file__).parents[1] / "fixtures" / "0.1_before_folders"
 
@@ -65,10 +66,7 @@ def test_old_settings_are_those_of_today(old):
     assert_same_mask("runs/datamask/again", "runs/datamask/whole", num_parts=3)
 
 
-@pytest.mark.parametrize(
-    "old_path",
-    [pytest.param(path, marks=() if path == "datamask_pl.run_logger" else pytest.mark.slow) for path in _moved.PATHS],
-)
+@pytest.mark.parametrize("old_path", only("datamask_pl.run_logger", of=_moved.PATHS))
 def test_an_old_module_path_is_the_module_of_today(old_path):
     code = f"""
 import importlib

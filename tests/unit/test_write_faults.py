@@ -16,6 +16,7 @@ import torch
 from datamask_pl.errors import DataFileError
 from tests.support.faults import KILLS, WRITE_FAULTS, write_fault
 from tests.support.forked_ranks import fork_context
+from tests.support.tiers import only
 from tests.support.writers import WRITERS
 
 
@@ -136,9 +137,7 @@ def fill_disk():
             filler.write(bytes(4096))
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if index % 3 == 1 else pytest.mark.slow) for index, what in enumerate(WRITERS)]
-)
+@pytest.mark.parametrize("what", only(*list(WRITERS)[1::3], of=WRITERS))
 def test_a_full_disk_is_named_and_once_there_is_room_the_same_goes_on(disk, undisturbed, what):
     prepare, write, _ = WRITERS[what]
     prepare()
@@ -152,9 +151,7 @@ def test_a_full_disk_is_named_and_once_there_is_room_the_same_goes_on(disk, undi
     assert contents() == undisturbed[what]
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if index % 3 == 0 else pytest.mark.slow) for index, what in enumerate(WRITERS)]
-)
+@pytest.mark.parametrize("what", only(*list(WRITERS)[0::3], of=WRITERS))
 def test_a_disk_that_is_read_only_is_named_and_once_it_is_not_the_same_goes_on(disk, undisturbed, what):
     prepare, write, _ = WRITERS[what]
     prepare()

@@ -13,16 +13,12 @@ from datamask_pl.objectives.joint import JointObjective
 from tests.support import constraints, oracles
 from tests.support.pretended_ranks import on_ranks
 from tests.support.problems import DIVERSITIES, ground_set, qualities, unit_rows
+from tests.support.tiers import only
 
 N = 6
 FEATURES_ND, QUALITY_N = unit_rows(N, 3, 0), qualities(N, 0)
 LOGITS_N = np.array([0.3, -0.2, 0.8, 0.0, -0.5, 0.1])
 RAW = torch.ones(2, dtype=torch.float64)
-# Each way of limiting a mask, most of them in the second tier: for laws of averages over many draws.
-FEW = [
-    pytest.param(kind, marks=() if kind in ("group ratios", "forced and costs") else pytest.mark.slow)
-    for kind in constraints.KINDS
-]
 WITHOUT_COSTS = [kind for kind in constraints.KINDS if "cost" not in kind]
 
 
@@ -62,7 +58,7 @@ def of_own_size(mask_N):
     return oracles.objective("disf", FEATURES_ND, QUALITY_N, num_selected=num_selected, quality_weight=0.3)(mask_N)
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", only("group ratios", "forced and costs", of=constraints.KINDS))
 def test_leave_one_out_is_the_gradient_of_the_expected_objective_on_average(kind):
     updates = np.stack([rollouts(kind, step=step).direction_M.numpy() for step in range(150)])
     error_N = updates.std(axis=0, ddof=1) / np.sqrt(len(updates))
@@ -93,7 +89,7 @@ def test_with_costs_a_control_variate_rises_nearly_as_multilinear_does(kind):
     assert float(direction_N[free_F] @ torch.tensor(derivative(kind, of_own_size))[free_F]) > 0
 
 
-@pytest.mark.parametrize("kind", WITHOUT_COSTS)
+@pytest.mark.parametrize("kind", only("group ratios", of=WITHOUT_COSTS))
 def test_a_control_variate_points_along_the_gradient_of_the_expected_objective(kind):
     direction_N = rollouts(kind, num_rollouts=1500, control_variate=True).direction_M.numpy()
     expected_N = derivative(kind, of_own_size)

@@ -15,6 +15,7 @@ from datamask_pl.objectives.joint import JointObjective
 from tests.support import oracles
 from tests.support.pretended_ranks import on_ranks
 from tests.support.problems import DIVERSITIES, ground_set, qualities, unit_rows
+from tests.support.tiers import only
 
 N, K = 6, 2
 FEATURES_ND, QUALITY_N = unit_rows(N, 3, 0), qualities(N, 0)
@@ -87,9 +88,7 @@ class TestRollouts:
             assert torch.equal(update.best_mask_M, expected.best_mask_M)
             assert update.metrics == expected.metrics
 
-    @pytest.mark.parametrize(
-        "kind", [pytest.param(kind, marks=() if kind == "pairwise" else pytest.mark.slow) for kind in KINDS]
-    )
+    @pytest.mark.parametrize("kind", only("pairwise", of=KINDS))
     def test_with_a_control_variate_it_is_the_same_gradient_with_less_noise(self, kind, monkeypatch):
         leave_unbiased(monkeypatch)
         plain, controlled = (

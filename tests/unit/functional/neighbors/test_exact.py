@@ -16,6 +16,7 @@ from datamask_pl.functional.neighbors.exact import (
 )
 from datamask_pl.functional.neighbors.keys import EMPTY_KEY, index_of, similarity_of
 from datamask_pl.functional.neighbors.pairs import SimilarPairs
+from tests.support.tiers import only
 
 
 def unit_rows(num_samples, num_features=5, seed=0, dtype=torch.float64):
@@ -46,8 +47,8 @@ def bounds(request, monkeypatch):
         monkeypatch.setattr(exact, "MIN_SEEDS", 3 if request.param == "few-seeds" else 100)
 
 
-@pytest.mark.parametrize("panel_rows", [2048, 1, 7, 64])
-@pytest.mark.parametrize("num_neighbors", [1, 2, 7, 120])
+@pytest.mark.parametrize("panel_rows", only(2048, 7, of=[2048, 1, 7, 64]))
+@pytest.mark.parametrize("num_neighbors", only(1, 7, of=[1, 2, 7, 120]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.usefixtures("bounds")
 def test_lists_are_those_of_a_full_sort_whatever_the_panels(monkeypatch, panel_rows, num_neighbors, dtype):
@@ -158,8 +159,8 @@ def test_no_rows_have_no_lists():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("num_neighbors", [1, 4, 30])
-@pytest.mark.parametrize("panel_rows", [3, 8, 2048])
+@pytest.mark.parametrize("num_neighbors", only(1, 30, of=[1, 4, 30]))
+@pytest.mark.parametrize("panel_rows", only(8, 2048, of=[3, 8, 2048]))
 @pytest.mark.usefixtures("bounds")
 def test_with_copies_each_sample_is_first_in_its_own_list_and_no_list_repeats(
     monkeypatch, dtype, num_neighbors, panel_rows

@@ -9,6 +9,7 @@ from datamask_pl.functional.constraint import Constraint, Holdings
 from datamask_pl.functional.rollouts import plackett_luce
 from datamask_pl.functional.rollouts.constrained import draw, gumbel_keys, log_prob, score
 from tests.support import constraints, oracles
+from tests.support.tiers import only
 
 LOGITS_N = torch.tensor([0.3, -0.2, 0.8, 0.0, -0.5, 0.1], dtype=torch.float64)
 
@@ -37,14 +38,6 @@ class TestDraw:
         for order, drawn in seen.items():
             assert float(log_prob(LOGITS_N, constraint, drawn).exp()) == pytest.approx(expected[order], rel=1e-9)
 
-    def test_draws_are_as_frequent_as_they_are_probable(self, kind):
-        constraint = constraints.make(kind, 6)
-        num_draws = 4000
-        count = Counter(order_of(constraint, drawn) for drawn in draws(constraint, num_draws))
-        for order, probability in constraints.enumerate_draws(LOGITS_N.numpy(), constraint):
-            error = np.sqrt(probability * (1 - probability) / num_draws)
-            assert abs(count[order] / num_draws - probability) <= 4.5 * error + 1e-12
-
     def test_every_mask_is_allowed_and_full(self, kind):
         constraint = constraints.make(kind, 6)
         allowed = {tuple(mask_N) for mask_N in constraints.allowed_masks(constraint)}
@@ -63,13 +56,17 @@ class TestDraw:
             assert torch.allclose(score(LOGITS_N, constraint, drawn), expected_N, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=() if kind in ("group ratios", "forced and costs") else pytest.mark.slow)
-        for kind in (*constraints.KINDS, "three groups")
-    ],
-)
+@pytest.mark.parametrize("kind", only("group ratios", "forced and costs", of=[*constraints.KINDS, "three groups"]))
+def test_draws_are_as_frequent_as_they_are_probable(kind):
+    constraint = constraints.make(kind, 6)
+    num_draws = 4000
+    count = Counter(order_of(constraint, drawn) for drawn in draws(constraint, num_draws))
+    for order, probability in constraints.enumerate_draws(LOGITS_N.numpy(), constraint):
+        error = np.sqrt(probability * (1 - probability) / num_draws)
+        assert abs(count[order] / num_draws - probability) <= 4.5 * error + 1e-12
+
+
+@pytest.mark.parametrize("kind", only("group ratios", "forced and costs", of=[*constraints.KINDS, "three groups"]))
 def test_the_policy_gradient_over_all_draws_is_that_of_the_expected_reward(kind):
     constraint = constraints.make(kind, 6)
     value_N = np.random.default_rng(3).normal(size=6)
