@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from datamask_pl import __version__
-from datamask_pl.errors import AgreementError, DatamaskError, PreemptedError, RankFailedError
+from datamask_pl.errors import (
+    AgreementError,
+    DatamaskError,
+    DatamaskWarning,
+    PreemptedError,
+    RankFailedError,
+    launched_rank,
+)
 
 COMMANDS = {
     "fit": "learn a mask from feature parquet files, block by block",
@@ -64,10 +71,10 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         _run(command, arguments, is_from_shell=args is None)
     except PreemptedError as error:
-        if _rank() == 0:
+        if launched_rank() == 0:
             print(f"stopped: {error}", file=sys.stderr, flush=True)
         # Lightning kills the run if a process that it started itself ends with another code than 0
-        is_child = "RANK" not in os.environ and "SLURM_PROCID" not in os.environ and _rank() > 0
+        is_child = "RANK" not in os.environ and "SLURM_PROCID" not in os.environ and launched_rank() > 0
         sys.exit(0 if is_child else TRY_AGAIN)
     except (RankFailedError, AgreementError) as error:
         _fail(str(error), is_said_by_all=error.is_on_all_ranks, code=FAILURE)
@@ -111,7 +118,7 @@ def _show_warnings() -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if file is None and Path(filename).is_relative_to(Path(__file__).parent):
+        if file is None and issubclass(category, DatamaskWarning):
             print(f"warning: {message}", file=sys.stderr, flush=True)
         else:
             show(message, category, filename, lineno, file, line)
@@ -221,19 +228,15 @@ def _hint(command: str, message: str) -> str:
 
 
 def _end_interrupted(command: str) -> NoReturn:
-    if _rank() == 0:
+    if launched_rank() == 0:
         hint = _GO_ON.get(command, "")
         print(f"interrupted{hint}", file=sys.stderr, flush=True)
     sys.exit(INTERRUPTED)
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) or 0)
-
-
 def _fail(message: str, *, is_said_by_all: bool = False, code: int = USAGE_ERROR) -> None:
     """Prints one line and ends; what every rank says is printed by rank 0 alone."""
-    rank = _rank()
+    rank = launched_rank()
     if not (is_said_by_all and rank):
         prefix = f"error on rank {rank}: " if rank else "error: "
         print(prefix + message, file=sys.stderr, flush=True)

@@ -1,10 +1,14 @@
 """Every error a user can cause. Each names the argument or file, the rule, what was seen and the remedy.
 
-The command line prints these as one line and exits with code 2; they never show a traceback there.
+The command line prints an error as one line and ends with a code of its own, without a traceback; a warning is one
+line there, too.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Collection
 
 
@@ -66,3 +70,21 @@ def check_choice(option: str, value: object, choices: Collection[str]) -> None:
     """Raises a ConfigError that lists the choices if the value is not one of them."""
     if value not in choices:
         raise ConfigError(f"{option} must be one of {', '.join(choices)}, got {value!r}.")
+
+
+class DatamaskWarning(UserWarning):
+    """A fact about the data or the run that needs attention but ends nothing."""
+
+
+def warn(message: str | DatamaskWarning) -> None:
+    """Warns on the first rank of those that solve a block together. Every warning of the package takes this way."""
+    group = sys.modules.get("torch.distributed")  # not imported for this: most commands need no torch
+    is_joined = group is not None and group.is_available() and group.is_initialized()
+    if (group.get_rank() if group is not None and is_joined else launched_rank()) == 0:
+        warnings.warn(message, DatamaskWarning, stacklevel=2)
+
+
+def launched_rank() -> int:
+    """This process's rank over all, as torchrun, SLURM or Lightning named it in the environment; 0 if alone."""
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    return int(next((os.environ[name] for name in names if os.environ.get(name)), "0"))

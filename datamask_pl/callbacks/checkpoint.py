@@ -8,11 +8,10 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.data.types import PartialBatch, learner_of, source_of
 from datamask_pl.distributed.collectives import gather_objects, raise_on_all_ranks
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, warn
 from datamask_pl.io.checkpoints import (
     AtomicCheckpointIO,
     checkpoint_name,
@@ -110,7 +109,7 @@ class LogitsCheckpoint(Checkpoint):
                 try:
                     old.unlink(missing_ok=True)
                 except OSError as error:  # the newer one is whole: no reason to end a run
-                    rank_zero_warn(f"{old}, which is not needed any more, cannot be deleted: {error.strerror}.")
+                    warn(f"{old}, which is not needed any more, cannot be deleted: {error.strerror}.")
             self._written = self._written[-self.keep :]
 
 

@@ -6,7 +6,6 @@ Shapes: N samples of a block.
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
@@ -19,12 +18,12 @@ from torch import Tensor
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import BlockResult, Learner, PartialBatch, learner_of, source_of
 from datamask_pl.distributed.world import world
+from datamask_pl.errors import warn
 from datamask_pl.evidence.histograms import finite_range, histogram
 from datamask_pl.learner.policy import MaskPolicy
 from datamask_pl.mask.summary import summarize
 from datamask_pl.objectives.joint import JointObjective
 
-_log = logging.getLogger(__name__)
 NUM_BINS = 64
 # Of more blocks than this, so many, evenly spread, are shown.
 MAX_BLOCKS = 20
@@ -90,7 +89,7 @@ class RunFigures(Checkpoint):
             self._has_begun = True
             writer.add_custom_scalars(layout([term.name for term in learner.objective.terms]))
             if find_spec("matplotlib") is None:
-                _log.warning("TensorBoard gets no pictures without matplotlib; pip install 'datamask_pl[report]'.")
+                warn("TensorBoard gets no pictures without matplotlib; pip install 'datamask_pl[report]'.")
         if _is_shown(trainer, batch.block.index):
             logits_N = learner.policy.logits.detach()[: batch.block.num_samples]
             add_histogram(writer, "policy/logits", logits_N, step=batch.block.index * learner.num_steps + 1)
@@ -115,7 +114,7 @@ class RunFigures(Checkpoint):
                 show(logger.experiment)
             except Exception as error:
                 if not self._has_complained:
-                    _log.warning("figures for TensorBoard are left out (%s: %s).", type(error).__name__, error)
+                    warn(f"some figures for TensorBoard failed ({type(error).__name__}: {error}).")
                 self._has_complained = True
 
 

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from datamask_pl.distributed.world import world
+from datamask_pl.errors import warn
 
 
 class RunLogger(TensorBoardLogger):
@@ -97,7 +98,7 @@ class RunLogger(TensorBoardLogger):
                 raise
             self._has_failed = True
             reason = cause.strerror or str(cause)
-            rank_zero_warn(f"events cannot be written to {self.log_dir} ({reason}); the run continues without them.")
+            warn(f"events cannot be written to {self.log_dir} ({reason}); the run continues without them.")
 
 
 class _NoWriter:

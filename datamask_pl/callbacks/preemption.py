@@ -13,12 +13,11 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.data.types import source_of
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.distributed.world import world
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, warn
 
 # Seconds between looks whether another group of ranks was told to end: one question to the store they share.
 LOOK_EVERY_S = 1.0
@@ -126,13 +125,13 @@ def requeue_slurm_job() -> None:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if job is None:
-        rank_zero_warn("preemption.requeue: SLURM_JOB_ID is not set, this is not a SLURM job; start the command again.")
+        warn("preemption.requeue: SLURM_JOB_ID is not set, this is not a SLURM job; start the command again.")
         return
     try:
         subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", "") or str(error)
-        rank_zero_warn(f"scontrol requeue {job} failed ({reason.strip()}); start the command again.")
+        warn(f"scontrol requeue {job} failed ({reason.strip()}); start the command again.")
 
 
 def _signal_of(name: str) -> signal.Signals:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Collection
 from typing import Literal, get_args
 
@@ -21,10 +19,8 @@ from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.data.types import Block
 from datamask_pl.distributed.collectives import RankGroup, gather_objects, raise_on_all_ranks
 from datamask_pl.distributed.world import world
-from datamask_pl.errors import ConfigError, DataFileError, check_choice
+from datamask_pl.errors import ConfigError, DataFileError, check_choice, warn
 from datamask_pl.functional.budget import Totals
-
-_log = logging.getLogger(__name__)
 
 
 class FeatureDataModule(LightningDataModule):
@@ -333,16 +329,13 @@ class FeatureDataModule(LightningDataModule):
         for index in sorted(found):
             contents.note(index, *found[index])
         if ranks.rank == 0 and found and (words := contents.find_unmatched_ids()):
-            _log.warning("%s", words)
+            warn(words)
         if contents.bad_rows.num_rows and found and ranks.rank == 0:
             first = contents.bad_rows.listed[0]
-            _log.warning(
-                "data.on_bad_row: drop drops %d of %d rows; the first is row %d of %s: %s.",
-                contents.bad_rows.num_rows,
-                sum(contents.plan[index].num_rows for index in contents.checked),
-                first.row,
-                first.file,
-                first.reason,
+            num_rows = sum(contents.plan[index].num_rows for index in contents.checked)
+            warn(
+                f"data.on_bad_row: dropped {contents.bad_rows.num_rows} of {num_rows} rows; the first is row "
+                f"{first.row} of {first.file}: {first.reason}."
             )
 
     def _begin_epoch(self) -> tuple[int, int]:
@@ -372,7 +365,7 @@ class FeatureDataModule(LightningDataModule):
         warning = quality_warning(quality_N, scaled_N, block=block.index, scaling=self.quality_scaling)
         if warning is not None:
             self._has_warned = True
-            warnings.warn(warning, stacklevel=2)
+            warn(warning)
 
 
 def _check_same_plan(plan_hashes: list[str]) -> None:

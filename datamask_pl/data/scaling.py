@@ -10,14 +10,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from datamask_pl.errors import DatamaskWarning
+
 QualityScaling = Literal["rank", "minmax", "zscore", "none"]
 
 
-class ConstantQualityWarning(UserWarning):
+class ConstantQualityWarning(DatamaskWarning):
     """All samples of a block have the same quality, so that quality cannot tell them apart."""
 
 
-class MergedQualityWarning(UserWarning):
+class MergedQualityWarning(DatamaskWarning):
     """Scaling has made many different scores of a block equal, so that quality can hardly tell its samples apart."""
 
 
@@ -62,7 +64,7 @@ def scale_quality(quality_N: NDArray[np.float32], scaling: QualityScaling) -> ND
 
 def quality_warning(
     quality_N: NDArray[np.float32], scaled_N: NDArray[np.float32], *, block: int, scaling: QualityScaling
-) -> UserWarning | None:
+) -> DatamaskWarning | None:
     """What a user should know of the qualities of a block, if anything.
 
     Args:

@@ -11,11 +11,10 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import is_slurm_step
-from datamask_pl.errors import ConfigError, LaunchError
+from datamask_pl.errors import ConfigError, LaunchError, warn
 
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
@@ -110,7 +109,7 @@ def check_launch(trainer: Trainer) -> None:
             f"make them equal, with --trainer.strategy ddp.{hint}"
         )
     if launcher.startswith("SLURM") and launched > 1 and not is_slurm_step():
-        rank_zero_warn(
+        warn(
             f"SLURM_NTASKS is {launched}, but this process does not seem to have been started by srun; if nothing "
             "follows, start it with srun."
         )

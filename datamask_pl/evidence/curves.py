@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
-from lightning.pytorch.utilities import rank_zero_warn
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from datamask_pl.errors import DataFileError
+from datamask_pl.errors import DataFileError, warn
 
 _EVENTS = "events.out.tfevents.*"
 _HEAD, _SUM = struct.Struct("<QI"), struct.Struct("<I")
@@ -58,7 +57,7 @@ def _read_events(path: Path) -> Iterator[Event]:
             while position_bytes < size_bytes:
                 event = _read_event(file, size_bytes)
                 if event is None:
-                    rank_zero_warn(
+                    warn(
                         f"{path} is cut or damaged at byte {position_bytes:,} of {size_bytes:,}, after step {step:,}; "
                         "the curves lack what it says from there on."
                     )

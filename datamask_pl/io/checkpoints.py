@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_warn
 
-from datamask_pl.errors import CheckpointError
+from datamask_pl.errors import CheckpointError, warn
 from datamask_pl.io.atomic import atomic_path
 
 # Where the learner's own part of a checkpoint is.
@@ -70,7 +69,7 @@ def newest_whole_checkpoint(folder: Path, block: int, *, below: int) -> Path | N
         try:
             read_checkpoint(path)
         except CheckpointError as error:
-            rank_zero_warn(f"{error} Falling back to the one before.")
+            warn(f"{error} Falling back to the one before.")
         else:
             return path
     return None

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamask_pl.errors import BudgetError, ConfigError
+from datamask_pl.errors import BudgetError, ConfigError, warn
 from datamask_pl.functional.budget import budget, share_of
 
 
@@ -56,7 +55,7 @@ def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> 
 def warn_of_few_steps(num_steps: int, partial: float) -> None:
     """Says that the steps that are the default for whole blocks are few for parts of them."""
     if partial < 1.0:
-        rank_zero_warn(
+        warn(
             f"data.partial {partial:g}: the default of {num_steps} steps is for steps that see the whole block; here a "
             f"sample has {num_steps * partial:.3g} of them. Leave data.partial out, which is best, or give "
             f"model.num_steps: {math.ceil(num_steps / partial)}."
@@ -65,7 +64,7 @@ def warn_of_few_steps(num_steps: int, partial: float) -> None:
 
 def warn_of_equal_rewards() -> None:
     """Says that a step has moved nothing, where masks are drawn and no linear part is known."""
-    rank_zero_warn(
+    warn(
         "all rollouts of a step had the same reward, and gave no gradient: the policy has settled on one mask, or the "
         "objective is constant on this data. policy/groups_without_spread in the log counts such steps."
     )

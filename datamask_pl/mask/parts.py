@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from lightning.pytorch.utilities import rank_zero_warn
 
 from datamask_pl.data.types import BlockResult, GroupBudget, Values
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, warn
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.paths import AnyPath, list_names, read_footer
 from datamask_pl.io.records import DAMAGES, check_kinds, checksum, decode, differences
@@ -217,7 +216,7 @@ def read_part(
     except FileNotFoundError:
         return None
     except DAMAGES as error:
-        rank_zero_warn(f"{path} is damaged ({error}); {consequence}.")
+        warn(f"{path} is damaged ({error}); {consequence}.")
         return None
     if plan_hash is not None and footer.plan_hash != plan_hash:
         raise ConfigError(

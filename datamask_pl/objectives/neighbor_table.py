@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.errors import warn
 from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.neighbors.duplicates import Duplicates, find_duplicates
 from datamask_pl.functional.neighbors.kmeans import nearest_center
@@ -88,7 +88,7 @@ def build_table(
         share_rows=rows_at_once(facility_location.LIST_ROWS, ground.device),
     )
     if lists.recall < LOW_RECALL:
-        rank_zero_warn(
+        warn(
             f"approximate neighbour lists reach a recall of only {lists.recall:.2f} (< {LOW_RECALL}); reported "
             "facility-location values are lower bounds; raise `recall`, or use `neighbors: exact`."
         )

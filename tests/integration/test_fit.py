@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from datamask_pl.callbacks import mask_export
 from datamask_pl.cli import main
 from datamask_pl.data.scaling import ConstantQualityWarning
+from datamask_pl.errors import DatamaskWarning
 from datamask_pl.mask.manifest import Manifest
 from tests.support import oracles
 from tests.support.fits import ESTIMATORS, ROOT, fit, manifest, parts, run_folder, selected_ids, write_shards
@@ -129,18 +130,18 @@ class TestTheMask:
         assert block["scales"] == {"quality": 1.0, diversity: 1.0}
         assert block["mask"]["f"] > block["random"]["f"]
 
-    def test_bad_rows_that_are_dropped_are_in_no_part_and_are_counted(self, workplace, capsys, caplog):
+    def test_bad_rows_that_are_dropped_are_in_no_part_and_are_counted(self, workplace, capsys):
         features = [None if row == 7 else [0.0] * 4 if row == 3 else [1.0, row, 2.0, -row] for row in range(40)]
         column = vectors(features, pa.list_(pa.float32()))
         path = write(workplace / "shard.parquet", make_table(40, feature_arr=column))
-        fit("--data.path", path, "--data.block_size", "20", "--data.on_bad_row", "drop", "--model.num_steps", "2")
+        with pytest.warns(DatamaskWarning, match="dropped 2 of 40 rows; the first is row 3"):
+            fit("--data.path", path, "--data.block_size", "20", "--data.on_bad_row", "drop", "--model.num_steps", "2")
         ids = [id_ for table in parts(run_folder()) for id_ in table["id"].to_pylist()]
         assert ids == [row for row in range(40) if row not in (3, 7)]
         blocks = manifest(run_folder())["blocks"]
         assert [block["num_dropped"] for block in blocks.values()] == [2, 0]
         assert [block["num_selected"] for block in blocks.values()] == [2, 2]
         assert "2 bad rows dropped" in capsys.readouterr().out
-        assert "drops 2 of 40 rows; the first is row 3" in caplog.text
 
     def test_constant_quality_is_said_once_and_leaves_the_choice_to_diversity(self, workplace):
         """QuRating: constant scores divide by a zero deviation."""

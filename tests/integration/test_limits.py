@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from datamask_pl.errors import DatamaskWarning
 from tests.support.fits import (
     ESTIMATORS,
     ROLLOUTS,
@@ -141,7 +142,8 @@ def test_rows_without_cost_or_group_are_bad_rows(workplace, capsys):
     with pytest.raises(SystemExit):
         fit_limited(shards, *COST, *GROUP)
     assert "row 1: cost column 'tokens' must not be null" in capsys.readouterr().err
-    fit_limited(shards, *COST, *GROUP, "--data.on_bad_row", "drop")
+    with pytest.warns(DatamaskWarning, match="dropped 4 of 20 rows"):
+        fit_limited(shards, *COST, *GROUP, "--data.on_bad_row", "drop")
     (table,) = parts(run_folder())
     assert table["source_row"].to_pylist() == [0, *range(4, 18), 19]
 
@@ -179,14 +181,14 @@ def test_what_cannot_be_is_refused_before_anything_is_written(shards, workplace,
     assert not (workplace / "runs").exists()
 
 
-def test_ids_that_are_in_no_row_are_told_of(shards, workplace, caplog):
+def test_ids_that_are_in_no_row_are_told_of(shards, workplace):
     (workplace / "keep.txt").write_text("3\n1000\n")
-    fit_limited(shards, "--data.keep_ids", "keep.txt")
-    assert "data.keep_ids and data.drop_ids: 1 of 2 ids match no sample and are ignored" in caplog.text
-    assert "the first is 1000" in caplog.text
+    words = "data.keep_ids and data.drop_ids: 1 of 2 ids match no sample and are ignored, the first is 1000"
+    with pytest.warns(DatamaskWarning, match=words):
+        fit_limited(shards, "--data.keep_ids", "keep.txt")
 
 
-def test_an_id_that_many_rows_have_hides_none_that_is_in_no_row(workplace, caplog):
+def test_an_id_that_many_rows_have_hides_none_that_is_in_no_row(workplace):
     for index, ids in enumerate(([3, *range(100, 109)], [3, 4, *range(200, 208)])):
         table = make_table(10, dim=8)
         column = table.schema.get_field_index("chunk_id")
@@ -194,8 +196,8 @@ def test_an_id_that_many_rows_have_hides_none_that_is_in_no_row(workplace, caplo
     (workplace / "keep.txt").write_text("3\n")
     (workplace / "drop.txt").write_text("4\n1000\n")
     options = ("--data.keep_ids", "keep.txt", "--data.drop_ids", "drop.txt", "--data.block_size", "10")
-    fit_limited(str(workplace / "data"), *options)
-    assert "1 of 3 ids match no sample and are ignored, the first is 1000" in caplog.text
+    with pytest.warns(DatamaskWarning, match="1 of 3 ids match no sample and are ignored, the first is 1000"):
+        fit_limited(str(workplace / "data"), *options)
 
 
 def test_integers_are_groups_and_decimals_costs(workplace):

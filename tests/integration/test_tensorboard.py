@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from datamask_pl.callbacks import figures as module
 from datamask_pl.callbacks.figures import MAX_BLOCKS, RunFigures, add_histogram
 from datamask_pl.data.types import Block
+from datamask_pl.errors import DatamaskWarning
 from tests.support.fits import fit, fit_with_pictures, manifest, parts, run_folder, write_shards
 
 OPTIONS = ("--data.block_size", "60", "--model.select_ratio", "0.2", "--model.num_steps", "3")
@@ -146,18 +146,18 @@ def _blocks() -> list[Block]:
     return [item for item in gc.get_objects() if type(item) is Block]
 
 
-def test_a_run_without_matplotlib_has_all_but_the_pictures_and_says_so_once(shards, monkeypatch, caplog):
+def test_a_run_without_matplotlib_has_all_but_the_pictures_and_says_so_once(shards, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(DatamaskWarning, match="TensorBoard gets no pictures without matplotlib") as seen:
         fit("--data.path", shards, *OPTIONS)
-    assert caplog.text.count("TensorBoard gets no pictures without matplotlib") == 1
+    assert len(seen) == 1
     tags = events_of(run_folder()).Tags()
     assert tags["images"] == []
     assert sorted(tags["histograms"]) == ["policy/inclusion_probability", "policy/logits"]
     assert "result/f" in tags["scalars"]
 
 
-def test_what_goes_wrong_with_a_picture_is_said_once_and_ends_nothing(shards, monkeypatch, caplog):
+def test_what_goes_wrong_with_a_picture_is_said_once_and_ends_nothing(shards, monkeypatch):
     """Pytorch #31855: a histogram of NaN raises. Logging never ends a run."""
 
     def fail(*_, **__):
@@ -165,19 +165,17 @@ def test_what_goes_wrong_with_a_picture_is_said_once_and_ends_nothing(shards, mo
 
     monkeypatch.setattr(module, "histogram", fail)
     monkeypatch.setattr(SummaryWriter, "add_custom_scalars", fail)
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(DatamaskWarning, match="no ink") as seen:
         fit("--data.path", shards, *OPTIONS)
-    assert caplog.text.count("no ink") == 1
+    assert len(seen) == 1
     assert len(manifest(run_folder())["blocks"]) == 2
 
 
 @pytest.mark.parametrize("logger", ["false", "lightning.pytorch.loggers.CSVLogger"])
-def test_a_run_with_another_logger_or_none_has_no_figures_and_no_fault(shards, workplace, caplog, logger):
+def test_a_run_with_another_logger_or_none_has_no_figures_and_no_fault(shards, workplace, logger):
     extra = () if logger == "false" else ("--trainer.logger.save_dir", "runs")
-    with caplog.at_level(logging.WARNING):
-        fit("--data.path", shards, *OPTIONS, "--trainer.logger", logger, *extra, "--mask.output", "mask")
+    fit("--data.path", shards, *OPTIONS, "--trainer.logger", logger, *extra, "--mask.output", "mask")
     assert len(manifest(workplace / "mask")["blocks"]) == 2
-    assert "figures" not in caplog.text
 
 
 def test_a_run_with_nothing_left_to_do_adds_no_events(shards, workplace):

@@ -10,6 +10,7 @@ import torch
 
 from datamask_pl.data.loader import draw_rows
 from datamask_pl.data.scaling import ConstantQualityWarning, MergedQualityWarning
+from datamask_pl.errors import DatamaskWarning
 from datamask_pl.functional.budget import budget
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.multilinear import ascent_direction, inclusion_probabilities, solve_threshold
@@ -185,6 +186,7 @@ def test_an_infinite_float16_feature_is_a_bad_row(workplace, capsys, value):
     assert f"row 7: feature column 'feature_arr': every element must be a finite float16, element 2 is {value}" in (
         capsys.readouterr().err
     )
-    fit("--data.path", path, "--data.on_bad_row", "drop", "--model.num_steps", "3")
+    with pytest.warns(DatamaskWarning, match="dropped 1 of 40 rows"):
+        fit("--data.path", path, "--data.on_bad_row", "drop", "--model.num_steps", "3")
     (table,) = parts(run_folder())
     assert table["source_row"].to_pylist() == [row for row in range(40) if row != 7]
