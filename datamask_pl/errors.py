@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection
+from pathlib import Path
 
 
 class DatamaskError(Exception):
@@ -88,3 +89,11 @@ def launched_rank() -> int:
     """This process's rank over all, as torchrun, SLURM or Lightning named it in the environment; 0 if alone."""
     names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
     return int(next((os.environ[name] for name in names if os.environ.get(name)), "0"))
+
+
+def program() -> str:
+    """The words that this program was called with, for commands to type next."""
+    path = Path(sys.argv[0])
+    if path.parts[-2:] == ("datamask_pl", "__main__.py"):
+        return "python -m datamask_pl"
+    return "datamask_pl" if path.name == "datamask_pl" else f"python {path if path.name == 'cli.py' else 'cli.py'}"

@@ -1,11 +1,13 @@
-"""The pages that are made from the code: options of fit, and one page a command. A hook of mkdocs.
+"""The pages and the table of options that are made from the code: one page per command. A hook of mkdocs.
 
-`python docs/reference.py`, which `make docs` calls, writes them beside the others, to be read without a site, too.
+`python docs/reference.py`, which `make docs` calls, writes the pages next to the others, to be read without a site,
+too, and the table that the command line prints its help from, `datamask_pl/commands/options.json`.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable
 from importlib import import_module
@@ -19,6 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from datamask_pl.callbacks.logger import RunLogger
 from datamask_pl.cli import COMMANDS
+from datamask_pl.cli_options import TABLE
 from datamask_pl.commands.fit import TRAINER_DEFAULTS, FitCLI
 from datamask_pl.objectives import DiSF, FacilityLocation, PairwiseSimilarity
 
@@ -30,9 +33,9 @@ _BY_HAND = [
         "--config",
         "path",
         "",
-        "a YAML file of options, any number of times; of files and command line, what is later wins",
+        "a YAML file of options, any number of times; the later of files and command line wins",
     ),
-    ("--ckpt_path", "path", "null", "`last`, a run's folder or one of its checkpoints: goes on with that run"),
+    ("--ckpt_path", "path", "null", "`last`, a run's folder or one of its checkpoints: continues that run"),
     ("--seed_everything", "bool or int", "false", "Lightning's; a mask depends on `data.seed` instead"),
     ("--print_config", "", "", "prints the options as YAML, with their defaults, and ends"),
 ]
@@ -45,7 +48,7 @@ _NESTED = {
 
 
 def fit_options() -> list[Row]:
-    """Option, type, default and meaning of every option of fit but Lightning's own."""
+    """Option, type, default and meaning of every option of fit, Lightning's own last."""
     cli = FitCLI.__new__(FitCLI)  # only to ask which options it adds
     cli.trainer_class = Trainer
     parser = LightningArgumentParser()
@@ -54,20 +57,35 @@ def fit_options() -> list[Row]:
     for action in parser._actions:
         name = action.option_strings[0] if action.option_strings else ""
         is_group = type(action).__name__ in ("_ActionConfigLoad", "_ActionHelpClassPath", "_HelpAction")
-        if not is_group and not name.startswith("--trainer") and name and ".help" not in name:
+        if not is_group and name and ".help" not in name:
             kind = getattr(action, "_typehint", None) or action.type
             default = "needed" if action.required else describe_default(action.default)
-            rows.append((name, describe_type(kind), default, action.help or ""))
+            # jsonargparse adds the type and the default, which have places of their own
+            text = re.sub(r" \((required, )?type: .*$", "", _one_line(action.help or ""))
+            rows.append((name, describe_type(kind), default, text))
     return rows
+
+
+def options_table() -> str:
+    """What the command line knows of every command before it imports anything."""
+    entries = {}
+    for name in COMMANDS:
+        function = FitCLI if name == "fit" else _function(name)
+        rows = fit_options() if name == "fit" else [*signature_rows(function, "--"), *_BY_HAND[:1]]
+        description = _one_line(" ".join(_summary(function)))
+        head = json.dumps({"usage": _usage(name, rows), "description": description})
+        lines = ",\n".join(f"  {json.dumps([*row[:3], _one_line(row[3])], ensure_ascii=False)}" for row in rows)
+        entries[name] = f'{json.dumps(name)}: {head[:-1]}, "options": [\n{lines}\n]}}'
+    return "{" + ",\n".join(entries.values()) + "}\n"
 
 
 def options_page() -> str:
     """The page of fit's options."""
-    rows = fit_options()
+    rows = [row for row in fit_options() if _group(row[0]) != "trainer"]
     lines = [
         "# Options of fit",
         "",
-        "    python cli.py fit [--config FILE.yaml] --data.path PATH [options]",
+        f"    python cli.py {_usage('fit', rows)}",
         "",
         "Each can stand in a YAML file, on the command line, or in an environment variable: `--model.select_ratio` is "
         "`DATAMASK_FIT__MODEL__SELECT_RATIO`. Everything has a default but `data.path`. Made from the code.",
@@ -102,11 +120,9 @@ def command_page(name: str) -> str:
                 "[Its options](../options.md) have a page of their own.",
             ]
         )
-    function = getattr(import_module(f"datamask_pl.commands.{name}"), name)
+    function = _function(name)
     rows = list(signature_rows(function, "--"))
-    needed = [option for option, _, default, _ in rows if default == "needed"]
-    usage = " ".join(["python cli.py", name, *(f"{option} {option[2:].upper()}" for option in needed), "[options]"])
-    lines = [f"# {name}", "", f"    {usage}", "", *_summary(function), "", *table(rows), ""]
+    lines = [f"# {name}", "", f"    python cli.py {_usage(name, rows)}", "", *_summary(function), "", *table(rows), ""]
     raises = docstring_parser.parse(inspect.getdoc(function) or "").raises
     if raises:
         lines += ["It ends with one line and code 2", ""]
@@ -158,6 +174,16 @@ def table(rows: Iterable[Row]) -> list[str]:
     return lines
 
 
+def _usage(name: str, rows: list[Row]) -> str:
+    needed = [option for option, _, default, _ in rows if default == "needed"]
+    words = [f"{option} {option.lstrip('-').rpartition('.')[2].upper()}" for option in needed]
+    return " ".join([name, *["[--config FILE.yaml]"] * (name == "fit"), *words, "[options]"])
+
+
+def _function(name: str) -> Any:  # noqa: ANN401
+    return getattr(import_module(f"datamask_pl.commands.{name}"), name)
+
+
 def _group(name: str) -> str:
     return name.removeprefix("--").rpartition(".")[0] or "run"
 
@@ -172,8 +198,7 @@ def _one_line(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    # jsonargparse adds the type and the default, which have columns of their own
-    return re.sub(r" \((required, )?type: .*$", "", _one_line(text)).replace("|", "\\|")
+    return _one_line(text).replace("|", "\\|")
 
 
 def pages() -> dict[str, str]:
@@ -212,3 +237,4 @@ if __name__ == "__main__":
         path = ROOT / "docs" / place
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    TABLE.write_text(options_table(), encoding="utf-8")

@@ -17,6 +17,7 @@ from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.data.types import source_of
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import world
+from datamask_pl.errors import program
 from datamask_pl.io.paths import AnyPath, redact
 from datamask_pl.mask.manifest import Manifest
 from datamask_pl.mask.summary import COMPARED, describe_budgets, format_table, summarize
@@ -130,7 +131,7 @@ class RunSummary(Callback):
             print(f"next    {_apply_command(source_of(trainer), export.folder, folder / 'filtered')}")
         if num_done == num_blocks and export.folder == folder / "mask":
             shown = shlex.quote(str(folder))
-            print(f"show    python cli.py compare --run {shown} && python cli.py report --run {shown}")
+            print(f"show    {program()} compare --run {shown} && {program()} report --run {shown}")
 
 
 def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # noqa: ANN401
@@ -138,7 +139,7 @@ def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # n
     path = getattr(source, "path", None)
     given = "SHARDS" if path is None else json.dumps([redact(item) for item in path])
     given = redact(path) if isinstance(path, str) else given
-    words = ["python", "cli.py", "apply", "--mask", str(mask), "--source", given, "--output", str(output)]
+    words = [*program().split(), "apply", "--mask", str(mask), "--source", given, "--output", str(output)]
     id_column = getattr(getattr(source, "columns", None), "id_column", DEFAULT_ID_COLUMN)
     if id_column != DEFAULT_ID_COLUMN:
         words += ["--id_column", id_column]

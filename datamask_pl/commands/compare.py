@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from datamask_pl.errors import ConfigError
+from datamask_pl.errors import ConfigError, program
 from datamask_pl.evidence import measures
 from datamask_pl.evidence.baselines.catalog import BaselineName, baseline_mask
 from datamask_pl.evidence.comparison import (
@@ -124,7 +124,7 @@ def compare(
         print(_describe(block))
     print(describe_legend(near_duplicate))
     print(f"written {folder / COMPARISON_CSV}, {folder / COMPARISON_JSON}")
-    print(f"next    python cli.py report --{'run' if run else 'mask'} {shlex.quote(run or str(mask))}")
+    print(f"next    {program()} report --{'run' if run else 'mask'} {shlex.quote(run or str(mask))}")
 
 
 def _compare_block(

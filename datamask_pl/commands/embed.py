@@ -21,7 +21,7 @@ from datamask_pl.distributed.world import World
 from datamask_pl.embedding.files import embed_file, is_finished, plan_files
 from datamask_pl.embedding.model import Device, Precision, TextModel
 from datamask_pl.embedding.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
-from datamask_pl.errors import BadRowError, ConfigError, check_choice
+from datamask_pl.errors import BadRowError, ConfigError, check_choice, program
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.parquet import expand
 from datamask_pl.io.paths import any_path, full_name
@@ -140,7 +140,7 @@ def _embed_lsa(
         pq.write_table(table, temporary, row_group_size=_ROW_GROUP_SIZE, **options)
     print(
         f"Embedded {len(corpus.texts)} texts in {chosen['num_dimensions']} dimensions ({share:.1%} of their variance) "
-        f"to {output}. Next: python cli.py fit --data.path {shlex.quote(output)}"
+        f"to {output}. Next: {program()} fit --data.path {shlex.quote(output)}"
     )
 
 
@@ -192,7 +192,7 @@ def _embed_model(
     print(
         f"Embedded {num_texts} texts in {encoder.num_dimensions} dimensions, {len(left)} of {len(mine)} "
         f"files{whose}{kept}, {encoder.precision} on {encoder.device}, to {folder}. "
-        f"Next: python cli.py fit --data.path {shlex.quote(str(folder))}"
+        f"Next: {program()} fit --data.path {shlex.quote(str(folder))}"
     )
 
 

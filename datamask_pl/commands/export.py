@@ -22,7 +22,7 @@ from datamask_pl.data.rows import read_costs, read_groups
 from datamask_pl.data.schema import check_cost_type, check_group_type
 from datamask_pl.data.shards import read_sources
 from datamask_pl.data.types import Limits, group_budgets_of
-from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaError
+from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaError, program
 from datamask_pl.functional.budget import BudgetRule
 from datamask_pl.functional.constraint import Constraint
 from datamask_pl.io.parquet import find_column, with_rows
@@ -295,6 +295,6 @@ def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath, *, note: str
     ]
     lines += [*describe_budgets(blocks), *([] if note is None else [f"note    {note}"]), f"mask    {target}"]
     shown = shlex.quote(str(target))
-    lines.append(f"next    python cli.py apply --mask {shown} --source SHARDS --output FOLDER")
-    lines.append(f"show    python cli.py compare --mask {shown} && python cli.py report --mask {shown}")
+    lines.append(f"next    {program()} apply --mask {shown} --source SHARDS --output FOLDER")
+    lines.append(f"show    {program()} compare --mask {shown} && {program()} report --mask {shown}")
     return "\n".join(lines)

@@ -36,7 +36,7 @@ from datamask_pl.distributed.launch import (
 )
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import World, set_world, world
-from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError
+from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError, program
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.checkpoints import parse_name, read_checkpoint
 from datamask_pl.io.paths import redact
@@ -75,7 +75,11 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
 
 
 class FitCLI(LightningCLI):
-    """`fit` alone, with the callbacks that a run cannot do without, whatever `trainer.callbacks` says."""
+    """Learns a mask from feature parquet files.
+
+    Options of data, model, mask and checkpoint are this project's, those of trainer are Lightning's. Each may also be
+    set in a YAML file (--config) or in a variable: --model.num_steps is DATAMASK_FIT__MODEL__NUM_STEPS.
+    """
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -83,16 +87,11 @@ class FitCLI(LightningCLI):
         return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds our options before Lightning's, so that `fit --help` begins with what is particular to a mask."""
-        parser.usage = "python cli.py fit [--config FILE.yaml] --data.path PATH [options]"
-        parser.description = (
-            "Learns a mask from feature parquet files. Options of --data, --model, --mask and --checkpoint are this "
-            "project's, those of --trainer are Lightning's."
-        )
+        """Adds this project's options before Lightning's: `fit --help` keeps this order."""
         parser.add_argument(
             "--run_name",
             type=str | None,
-            help="name of the run's folder; the same command continues a run of this name. version_N if left out.",
+            help="name of the run's folder; the same command continues a run of this name. Default: version_N.",
         )
         parser.add_lightning_class_args(FeatureDataModule, "data")
         parser.add_lightning_class_args(MaskLearner, "model")
@@ -310,9 +309,9 @@ def _check_variables(main: LightningArgumentParser, fit: LightningArgumentParser
             continue
         nearest = difflib.get_close_matches(name.upper(), options, n=1, cutoff=0.85)
         if nearest or name.upper().startswith(f"{ENV_PREFIX}_FIT_"):
-            hint = f"the nearest is {nearest[0]}" if nearest else "python cli.py fit --help lists them"
+            hint = f"the nearest is {nearest[0]}" if nearest else f"{program()} fit --help lists them"
             raise ConfigError(
-                f"the environment has {name}, which is no option of fit; {hint}; mend its name or unset it."
+                f"the environment has {name}, which is not an option of fit; {hint}; correct its name or unset it."
             )
 
 

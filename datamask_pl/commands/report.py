@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datamask_pl.data.shards import SourceFile, plain, read_sources
-from datamask_pl.errors import ConfigError, SchemaError
+from datamask_pl.errors import ConfigError, SchemaError, program
 from datamask_pl.evidence.comparison import (
     COMPARISON_JSON,
     HIGHER_IS_BETTER,
@@ -103,7 +103,7 @@ def report(
     print(f"written {path} ({len(text) / 1e6:.1f} MB); open it in any browser")
     if not (folder / COMPARISON_JSON).exists():
         named = f"--{'run' if run else 'mask'} {shlex.quote(run or str(mask))}"
-        print(f"next    python cli.py compare {named} adds a table of baselines")
+        print(f"next    {program()} compare {named} adds a table of baselines")
 
 
 def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamask_pl.errors import ConfigError, DataFileError
+from datamask_pl.errors import ConfigError, DataFileError, program
 from datamask_pl.io.atomic import atomic_path, local_path
 
 _ROW_GROUP_SIZE = 1024
@@ -90,7 +90,7 @@ def sample(
     command = shlex.join(["--source", output, "--output", str(target.with_name("features.parquet"))])
     print(
         f"Wrote {len(samples)} of {num_found} documentation texts of Python {platform.python_version()} to {output}. "
-        f"Next: python cli.py embed {command}"
+        f"Next: {program()} embed {command}"
     )
 
 

@@ -127,7 +127,7 @@ def test_an_apply_that_is_killed_is_finished_by_the_next(workplace, how):
     finally:
         process.kill()
     if how == "SIGINT":
-        assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted; the same command goes on with it")
+        assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted; the same command continues")
     written = sorted(Path("out").glob("*.parquet"))
     assert 3 <= len(written) < 30
     for path in written:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from datamask_pl import cli
 from datamask_pl.cli import main
 from tests.support.fits import (
     ESTIMATORS,
@@ -190,7 +191,7 @@ class TestOptions:
     )
     def test_a_variable_that_is_no_option_is_refused_with_the_nearest(self, refused, data, monkeypatch, name, nearest):
         monkeypatch.setenv(name, "0.2")
-        refused(f"the environment has {name}, which is no option of fit; {nearest}; mend its name", args=data)
+        refused(f"the environment has {name}, which is not an option of fit; {nearest}; correct its name", args=data)
 
     def test_what_is_missing_because_its_variable_is_misspelt_is_said_so(self, refused, monkeypatch):
         monkeypatch.setenv("DATAMASK_FIT__DATA__PTH", "shards")
@@ -206,7 +207,7 @@ class TestOptions:
     def test_every_variable_that_the_help_lists_is_an_option(self, data, monkeypatch, capsys):
         """Oracle: the lines of jsonargparse's own help."""
         with pytest.raises(SystemExit):
-            fit("--help")
+            cli._run("fit", ["--help"], is_from_shell=False)
         names = re.findall(r"ENV: +(DATAMASK_\w+)", capsys.readouterr().out)
         assert len(names) > 80
         for name in names:
@@ -429,7 +430,7 @@ class TestProcess:
         finally:
             process.kill()
         assert process.returncode == 130
-        resume = "the same command goes on with it, where --run_name or --ckpt_path last names the run"
+        resume = "the same command continues, where --run_name or --ckpt_path last names the run"
         assert err == f"interrupted; {resume}\n"
         assert out.endswith("\n")  # of the bar: what follows on a terminal begins a line
         for checkpoint in folder.iterdir():

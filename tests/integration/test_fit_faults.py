@@ -73,13 +73,13 @@ def test_a_config_that_cannot_be_read_is_named(workplace, undisturbed, capsys, m
     with read_fault("mine.yaml"), pytest.raises(SystemExit) as ended:
         fit(*options, *undisturbed[0])
     assert ended.value.code == 1
-    said = "error: config mine.yaml cannot be read: Input/output error; the same command can be given again.\n"
+    said = "error: config mine.yaml cannot be read: Input/output error; run the same command again.\n"
     assert capsys.readouterr().err == said
     (workplace / "mine.yaml").write_bytes(b"model: \xff")
     with pytest.raises(SystemExit) as ended:
         fit(*options, *undisturbed[0])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: mine.yaml is no text ('utf-8' codec can't decode byte 0xff in ")
+    assert capsys.readouterr().err.startswith("error: mine.yaml is not text ('utf-8' codec can't decode byte 0xff in ")
     assert sorted(path.name for path in workplace.iterdir()) == ["mine.yaml", "whole.yaml"]
 
 

@@ -15,6 +15,7 @@ ROOT = Path(datamask_pl.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
+    {"cli_messages", "cli_options"},
     {"commands"},
     {"callbacks"},
     {"evidence"},
