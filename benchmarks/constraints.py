@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from common import evaluate, load_dictionary
 
-from datamask_pl.functional.budget import BudgetRule, budget
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import BudgetSpec, num_to_keep
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import Holdings
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.learner.solve import round_logits
 from datamask_pl.learner.step import multilinear_update
@@ -34,12 +35,12 @@ def make_holdings(quality_N: torch.Tensor) -> dict[str, Holdings]:
     num_samples = len(quality_N)
     tokens_N = np.random.default_rng(0).lognormal(6.0, 1.0, size=num_samples).round().clip(1)
     group_N = (quality_N.double() * 4).floor().clamp(max=3).long()
-    fate_N = torch.zeros(num_samples, dtype=torch.int8)
-    fate_N[: num_samples // 50] = 1
+    forced_N = torch.zeros(num_samples, dtype=torch.int8)
+    forced_N[: num_samples // 50] = 1
     return {
         "tokens": Holdings.of(num_samples, cost_N=torch.from_numpy(tokens_N)),
         "quotas": Holdings.of(num_samples, group_N=group_N, names=NAMES),
-        "ids": Holdings.of(num_samples, fate_N=fate_N),
+        "ids": Holdings.of(num_samples, forced_N=forced_N),
     }
 
 
@@ -75,18 +76,17 @@ def main() -> None:
     scales = torch.ones(2, dtype=torch.float64)
     for kind in args.kinds:
         objective = JointObjective(quality_weight=weight, diversity=kind)
-        num_selected = budget(args.select_ratio, num_samples)
-        plain = GroundSet(features_ND=features_ND, quality_N=quality_N, num_selected=num_selected)
+        num_selected = num_to_keep(args.select_ratio, num_samples)
+        plain = GroundSet.of(features_ND=features_ND, quality_N=quality_N, budget=num_selected)
         plain_logits_N = learn(objective, plain, scales)
         for limit, holdings in make_holdings(quality_N).items():
-            constraint = Constraint(
-                holdings, BudgetRule(args.select_ratio, ratios if limit == "quotas" else "proportional")
+            constraint = Constrained(
+                holdings, BudgetSpec(args.select_ratio, ratios if limit == "quotas" else "proportional")
             )
-            ground = GroundSet(
+            ground = GroundSet.of(
                 features_ND=features_ND,
                 quality_N=quality_N,
-                num_selected=constraint.typical_size,
-                constraint=constraint,
+                budget=constraint,
             )
             objective.prepare(ground, num_masks=num_samples)
             start_s = time.perf_counter()

@@ -25,7 +25,7 @@ import torch
 from common import load_dictionary
 from torch import Tensor
 
-from datamask_pl.functional.budget import budget
+from datamask_pl.functional.budget import num_to_keep
 from datamask_pl.functional.neighbors.exact import nearest_neighbors
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.learner.solve import round_logits
@@ -211,10 +211,10 @@ def main() -> None:
     num_samples, num_features = features_ND.shape
     norm_N = torch.cat([part.float().norm(dim=1) for part in features_ND.split(ROWS)])
     for search in args.searches:
-        ground = GroundSet(
+        ground = GroundSet.of(
             features_ND=features_ND,
             quality_N=torch.zeros(num_samples),
-            num_selected=budget(args.select_ratio, num_samples),
+            budget=num_to_keep(args.select_ratio, num_samples),
             inv_norm_N=1 / norm_N,
         )
         print(f"{num_samples} x {num_features}, {args.neighbors} neighbours, {args.threads} threads, ", end="")

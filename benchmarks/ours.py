@@ -13,7 +13,7 @@ from common import Kind
 from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
-from datamask_pl.functional.budget import budget, share_of
+from datamask_pl.functional.budget import num_to_keep, share_of
 from datamask_pl.functional.initialization import quality_logits
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.schedule import default_schedule, linear_rate
@@ -53,7 +53,7 @@ def multilinear(problem: Problem, *, other_steps: tuple[int, ...] = (4, 8, 12, 2
     """
     points: list[Point] = []
     start_s = time.perf_counter()
-    ground = GroundSet(features_ND=problem.features_ND, quality_N=problem.quality_N, num_selected=problem.num_selected)
+    ground = GroundSet.of(features_ND=problem.features_ND, quality_N=problem.quality_N, budget=problem.num_selected)
     objective = JointObjective(quality_weight=problem.quality_weight, diversity=problem.kind)
     scales = torch.ones(len(objective.terms), dtype=torch.float64)
     objective.prepare(ground, num_masks=ground.num_samples)
@@ -93,7 +93,7 @@ def paper(problem: Problem, *, limit_s: float) -> list[Point]:
     points, next_s = [], limit_s / 16
     num_samples = len(problem.features_ND)
     num_batch = share_of(PAPER_PARTIAL, num_samples)
-    num_kept = budget(problem.num_selected / num_samples, num_batch)
+    num_kept = num_to_keep(problem.num_selected / num_samples, num_batch)
     objective = JointObjective(quality_weight=problem.quality_weight, diversity=problem.kind)
     scales = torch.ones(len(objective.terms), dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -101,8 +101,8 @@ def paper(problem: Problem, *, limit_s: float) -> list[Point]:
     logits_N = quality_logits(problem.quality_N).float()
     for step in range(PAPER_STEPS):
         rows_M = torch.randperm(num_samples, generator=generator)[:num_batch]
-        ground = GroundSet(
-            features_ND=problem.features_ND[rows_M], quality_N=problem.quality_N[rows_M], num_selected=num_kept
+        ground = GroundSet.of(
+            features_ND=problem.features_ND[rows_M], quality_N=problem.quality_N[rows_M], budget=num_kept
         )
         update = rollout_update(
             logits_N[rows_M],

@@ -74,7 +74,7 @@ def bare_step_ms(path: Path, num_steps: int) -> tuple[float, float]:
     from datamask_pl.objectives.joint import JointObjective
 
     features_ND, quality_N = load_dictionary([path])
-    ground = GroundSet(features_ND=features_ND, quality_N=quality_N, num_selected=len(quality_N) // 10)
+    ground = GroundSet.of(features_ND=features_ND, quality_N=quality_N, budget=len(quality_N) // 10)
     objective = JointObjective(quality_weight=0.5, diversity="pairwise")
     logits_N, scales = torch.zeros(len(quality_N)), torch.ones(2, dtype=torch.float64)
     times_s = []

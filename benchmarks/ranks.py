@@ -91,10 +91,10 @@ def measure(case: Case, ranks: RankGroup, repeats: int) -> tuple[float, int, Ten
             dist.barrier()
         start_s = time.perf_counter()
         if ground is None or not is_whole:
-            ground = GroundSet(
+            ground = GroundSet.of(
                 features_ND=features,
                 quality_N=quality,
-                num_selected=case.num_samples // 10,
+                budget=case.num_samples // 10,
                 ranks=ranks if is_whole else None,
                 helpers=None if is_whole else ranks,
             )

@@ -76,9 +76,7 @@ class Block:
 
     def part(self, rows_M: Tensor) -> GroundSet:
         num_selected = round(RATIO * rows_M.numel())
-        return GroundSet(
-            features_ND=self.features_ND[rows_M], quality_N=self.quality_N[rows_M], num_selected=num_selected
-        )
+        return GroundSet.of(features_ND=self.features_ND[rows_M], quality_N=self.quality_N[rows_M], budget=num_selected)
 
     def f(self, logits_N: Tensor) -> float:
         mask_N = top_k_mask(logits_N, round(RATIO * logits_N.numel()))

@@ -24,7 +24,7 @@ import torch
 from common import load_dictionary
 from torch import Tensor
 
-from datamask_pl.functional.budget import budget
+from datamask_pl.functional.budget import num_to_keep
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.schedule import Schedule, default_schedule
 from datamask_pl.learner.loop import learn_block
@@ -106,8 +106,8 @@ def measured(args: argparse.Namespace, schedules: list[Schedule]) -> Iterator[tu
     for data, (features_ND, quality_N) in make_blocks(args.paths, args.samples).items():
         for term in args.terms.split(","):
             for ratio in map(float, args.ratios.split(",")):
-                ground = GroundSet(
-                    features_ND=features_ND, quality_N=quality_N, num_selected=budget(ratio, len(quality_N))
+                ground = GroundSet.of(
+                    features_ND=features_ND, quality_N=quality_N, budget=num_to_keep(ratio, len(quality_N))
                 )
                 for weight in map(float, args.weights.split(",")):
                     case = Case(data, term, ratio, weight)

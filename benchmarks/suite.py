@@ -34,7 +34,7 @@ from competitors import FACILITY, PAPER, TABLES, competitors, compiled
 from ours import Point, Problem
 
 from datamask_pl.evidence.baselines.greedy import random_mask, top_quality_mask
-from datamask_pl.functional.budget import budget
+from datamask_pl.functional.budget import num_to_keep
 
 CASES = ["facility_location:0", "facility_location:0.3", "pairwise:0.05", "disf:0", "disf:0.02"]
 LIBRARIES = ["torch", "numpy", "numba", "scipy", "apricot-select", "submodlib-py"]
@@ -86,7 +86,7 @@ def load(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 def problem_of(case: str, features: torch.Tensor, quality: torch.Tensor, select_ratio: float) -> Problem:
     kind, _, weight = case.partition(":")
-    return Problem(features, quality, budget(select_ratio, len(features)), kind, float(weight))  # type: ignore[arg-type]
+    return Problem(features, quality, num_to_keep(select_ratio, len(features)), kind, float(weight))  # type: ignore[arg-type]
 
 
 # ---- in a competitor's own process
@@ -246,7 +246,7 @@ def main() -> None:
     if "failure" in base:
         raise SystemExit(f"the data cannot be loaded: {base['failure']}")
     num_samples, num_features = features_ND.shape
-    num_selected = budget(args.select_ratio, num_samples)
+    num_selected = num_to_keep(args.select_ratio, num_samples)
     command = " ".join(["python", "benchmarks/suite.py", *[Path(path).name for path in args.paths]])
     text = [
         f"`{command}`: {num_samples:,} samples of {num_features} features, {num_selected:,} kept. "

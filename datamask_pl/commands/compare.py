@@ -215,7 +215,7 @@ def _sample_of(ground: GroundSet) -> GroundSet:
     num_few = min(ground.num_samples, NUM_FIRST)
     num_selected = max(1, num_few * ground.num_selected // ground.num_samples)
     rows = slice(0, num_few)
-    return GroundSet(features_ND=ground.features(rows), quality_N=ground.quality_N[rows], num_selected=num_selected)
+    return GroundSet.of(features_ND=ground.features(rows), quality_N=ground.quality_N[rows], budget=num_selected)
 
 
 def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) -> tuple[GroundSet, Tensor, list[str]]:

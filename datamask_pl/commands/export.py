@@ -21,10 +21,10 @@ from datamask_pl.data.limits import LimitsBuilder
 from datamask_pl.data.rows import read_costs, read_groups
 from datamask_pl.data.schema import check_cost_type, check_group_type
 from datamask_pl.data.shards import read_sources
-from datamask_pl.data.types import Limits, group_budgets_of
+from datamask_pl.data.types import Limits
 from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaError, program
-from datamask_pl.functional.budget import BudgetRule
-from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.budget import BudgetSpec
+from datamask_pl.functional.constraint import Constrained
 from datamask_pl.io.parquet import find_column, with_rows
 from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names
 from datamask_pl.mask.join import join_columns
@@ -80,7 +80,7 @@ def export(
         DataFileError: If a file is missing, cannot be read, or cannot be written.
         BadRowError: If a cost or a group cannot be used, or a sample is not in source, or there more than once.
     """
-    rule = BudgetRule(select_ratio, group_budget)
+    spec = BudgetSpec(select_ratio, group_budget)
     if group_column is None and group_budget != "proportional":
         raise ConfigError("group_budget needs groups; name the column that holds them in group_column.")
     if source is not None and cost_column is None and group_column is None:
@@ -99,7 +99,7 @@ def export(
         "export.source": source,
         **{f"export.{name}": digest for name, digest in ({} if forced is None else forced.digests()).items()},
     }
-    blocks = _Blocks(folder, manifest, rule, forced, cost_column, group_column)
+    blocks = _Blocks(folder, manifest, spec, forced, cost_column, group_column)
     _check_output(target, manifest, settings, blocks)
     blocks.find_columns(source, id_column)
     # all of them before any file is written
@@ -124,7 +124,7 @@ class _Blocks:
     Args:
         folder: of the mask.
         manifest: of the mask.
-        rule: how much is kept.
+        spec: how much is kept.
         forced: ids to always keep or drop.
         cost_column: see `export`.
         group_column: see `export`.
@@ -134,12 +134,12 @@ class _Blocks:
         self,
         folder: AnyPath,
         manifest: Manifest,
-        rule: BudgetRule,
+        spec: BudgetSpec,
         forced: ForcedIds | None,
         cost_column: str | None,
         group_column: str | None,
     ) -> None:
-        self._folder, self._manifest, self._rule, self._forced = folder, manifest, rule, forced
+        self._folder, self._manifest, self._spec, self._forced = folder, manifest, spec, forced
         self._cost_column, self._group_column = cost_column, group_column
         self._joined: list[pa.Table] | None = None
         self._found: list[NDArray[np.int64]] = []
@@ -167,10 +167,10 @@ class _Blocks:
         """Raises what `write` would of costs, groups and budgets."""
         names: set[str] = set()
         for block in range(self._manifest.num_blocks):
-            constraint, limits, _ = self._limit(block)
-            names |= set(constraint.totals.names)
+            budget, limits, _ = self._limit(block)
+            names |= set(budget.totals.names)
             self._found.append(limits.forced_F)
-        if unknown := sorted(set(self._rule.named_ratios) - names):
+        if unknown := sorted(set(self._spec.named_ratios) - names):
             raise ConfigError(
                 f"group_budget names {', '.join(unknown)}; the groups of the mask are: {', '.join(sorted(names)[:20])}."
             )
@@ -187,11 +187,11 @@ class _Blocks:
     def write(self, block: int, target: AnyPath, settings: dict[str, Any]) -> BlockEntry:
         """Writes the new part of a block, and returns its entry."""
         table, logits_N = self._read(block, None), self.logits(block)
-        constraint, limits, groups = self._limit(block)
-        mask_N = constraint.fill(logits_N)
+        budget, limits, groups = self._limit(block)
+        mask_N = budget.fill(logits_N)
         columns = {
             "selected": pa.array(mask_N.numpy()),
-            "probability": pa.array(constraint.probabilities(logits_N).float().numpy()),
+            "probability": pa.array(budget.probabilities(logits_N).float().numpy()),
         }
         if limits.cost_N is not None:
             columns["cost"] = pa.array(limits.cost_N.numpy())
@@ -206,7 +206,7 @@ class _Blocks:
             num_samples=table.num_rows,
             num_selected=int(mask_N.sum()),
             num_dropped=before.num_dropped,
-            budgets=group_budgets_of(constraint, mask_N),
+            budgets=budget.spent(mask_N),
             made_from={"mask": str(self._folder), "logits": hash_logits(logits_N)},
             # of the run, so that `compare` knows what f is
             scales=before.scales,
@@ -226,15 +226,15 @@ class _Blocks:
         columns = part_schema(self._folder).names if columns is None else columns
         return read_columns(self._folder, block, self._manifest, columns)
 
-    def _limit(self, block: int) -> tuple[Constraint, Limits, pa.Array | None]:
-        """The constraint of a block, what it goes by, and the groups' names where there are any."""
+    def _limit(self, block: int) -> tuple[Constrained, Limits, pa.Array | None]:
+        """The budget of a block, what it goes by, and the groups' names where there are any."""
         ids = self._read(block, ["id"])["id"]
         cost_N, groups = self._columns(block)
         builder = LimitsBuilder(self._forced)
         builder.add(cost_N, groups)
         limits = builder.limits(ids.chunks)
         try:
-            return Constraint(limits.holdings(), self._rule), limits, groups
+            return Constrained(limits.holdings(), self._spec), limits, groups
         except BudgetError as error:
             raise BudgetError(f"block {block}: {error}") from error
 

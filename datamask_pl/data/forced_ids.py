@@ -36,17 +36,17 @@ class ForcedIds:
         """Looks the ids of N samples up.
 
         Returns:
-            fate_N: (N,), over all chunks: 1 for ids to keep, -1 for ids to drop, 0 for the others.
+            forced_N: (N,), over all chunks: 1 for ids to keep, -1 for ids to drop, 0 for the others.
             found_F: (F,), which ids of `keep`, and then of `drop`, are among them.
         """
         plain_ids = pa.chunked_array([plain(chunk) for chunk in chunks], self.keep.type)
-        fate_N = np.zeros(len(plain_ids), dtype=np.int8)
+        forced_N = np.zeros(len(plain_ids), dtype=np.int8)
         found = []
         for fate, forced, start in ((1, self.keep, 0), (-1, self.drop, len(self.keep))):
             place_N = np.asarray(pc.fill_null(pc.index_in(plain_ids, value_set=forced), -1))
-            fate_N[place_N >= 0] = fate
+            forced_N[place_N >= 0] = fate
             found.append(np.unique(place_N[place_N >= 0]).astype(np.int64) + start)
-        return fate_N, np.concatenate(found)
+        return forced_N, np.concatenate(found)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of either list, whatever the order of its ids; none of an empty one."""

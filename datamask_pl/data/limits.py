@@ -65,15 +65,15 @@ class LimitsBuilder:
 
     def limits(self, ids: list[pa.Array]) -> Limits:
         """The same, also where there is nothing to go by but numbers of samples."""
-        fate_N, forced_F = np.zeros(sum(map(len, ids)), dtype=np.int8), np.zeros(0, dtype=np.int64)
+        forced_N, forced_F = np.zeros(sum(map(len, ids)), dtype=np.int8), np.zeros(0, dtype=np.int64)
         if self.forced is not None:
-            fate_N, forced_F = self.forced.find(ids)
+            forced_N, forced_F = self.forced.find(ids)
         names, group_N = encode_groups(self.groups) if self.groups else ((), None)
         return Limits(
             cost_N=torch.from_numpy(np.concatenate(self.costs)) if self.costs else None,
             group_N=None if group_N is None else torch.from_numpy(group_N),
             names=names,
-            fate_N=torch.from_numpy(fate_N),
+            forced_N=torch.from_numpy(forced_N),
             forced_F=forced_F,
         )
 

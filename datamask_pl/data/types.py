@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.functional.budget import Totals
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import GroupBudget, Totals
 from datamask_pl.functional.device import move
+from datamask_pl.functional.holdings import Holdings
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -31,24 +31,24 @@ class Limits:
         cost_N: float64 (N,), positive, or None if samples have no cost.
         group_N: int64 (N,), index into `names`, or None if samples have no group.
         names: groups of the block, sorted.
-        fate_N: int8 (N,), 1 for samples to keep, -1 for samples to drop, 0 for the others.
+        forced_N: int8 (N,), 1 for samples to keep, -1 for samples to drop, 0 for the others.
         forced_F: int64 (F,), which ids to keep or to drop the samples have, see `ForcedIds.find`.
     """
 
     cost_N: Tensor | None
     group_N: Tensor | None
     names: tuple[str, ...]
-    fate_N: Tensor
+    forced_N: Tensor
     forced_F: NDArray[np.int64]
 
     def holdings(self) -> Holdings:
         """The same as the budget's rule takes it."""
         return Holdings.of(
-            self.fate_N.numel(),
+            self.forced_N.numel(),
             cost_N=self.cost_N,
             group_N=self.group_N,
             names=self.names or ("",),
-            fate_N=self.fate_N,
+            forced_N=self.forced_N,
         )
 
 
@@ -183,44 +183,6 @@ class Values:
 
     f: float
     terms: dict[str, float]
-
-
-@dataclass(frozen=True)
-class GroupBudget:
-    """What a group might keep and has kept. Costs are numbers of samples where samples have no cost.
-
-    Attributes:
-        name: of the group, empty where there are no groups.
-        num_samples: of the group.
-        num_selected: kept.
-        cost: of the group.
-        budget: what the mask may cost; None if the group is not limited by itself.
-        kept_cost: what it costs.
-    """
-
-    name: str
-    num_samples: int
-    num_selected: int
-    cost: float
-    budget: float | None
-    kept_cost: float
-
-
-def group_budgets_of(constraint: Constraint, mask_N: Tensor) -> list[GroupBudget]:
-    """What a mask keeps of each group."""
-    holdings = constraint.given
-    is_limited = holdings is constraint.holdings
-    totals = constraint.totals if is_limited else holdings.totals()
-    budgets = constraint.budgets if is_limited else [None] * len(holdings.names)
-    is_kept_N = mask_N.double()
-    cost_N = is_kept_N if holdings.cost_N is None else is_kept_N * holdings.cost_N
-    columns = (holdings.sums(is_kept_N), budgets, holdings.sums(cost_N))
-    return [
-        GroupBudget(name, num_samples, int(kept), cost, limit, spent)
-        for name, num_samples, cost, kept, limit, spent in zip(
-            totals.names, totals.num_samples, totals.costs, *columns, strict=True
-        )
-    ]
 
 
 @dataclass(frozen=True)

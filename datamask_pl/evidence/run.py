@@ -238,10 +238,10 @@ def ground_set(block: Block, num_selected: int, rows: Tensor | None = None) -> G
         rows: int64, rows of the block. Default: all.
     """
     chosen = slice(None) if rows is None else rows
-    return GroundSet(
+    return GroundSet.of(
         features_ND=block.features_ND[chosen],
         quality_N=block.scaled_quality_N[chosen],
-        num_selected=num_selected,
+        budget=num_selected,
         inv_norm_N=block.inv_norm_N[chosen],
     )
 

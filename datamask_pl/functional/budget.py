@@ -1,19 +1,148 @@
-"""How many samples a ratio keeps, of a block or of each of its groups, or what they may cost.
+"""How much a mask may keep: ratios as the user sets them, the arithmetic of their rounding, and what a budget can do.
 
-Shapes: G groups.
+`BudgetSpec` holds the options. A `Budget` is the set of masks that they allow of given samples, and the policy over
+these masks; `fixed_size.FixedSize` and `constraint.Constrained` are the two there are.
+
+Shapes: N samples, R masks, C rollouts of a chunk, G groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
+from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from datamask_pl.errors import BudgetError
 
+# Applies a function to every slice of the rows and stacks the results: (number of slices, ...).
+OverSlices = Callable[[Callable[[slice], Tensor]], Tensor]
 
-def budget(select_ratio: float, num_samples: int) -> int:
+
+def in_one_slice(part: Callable[[slice], Tensor]) -> Tensor:
+    """All rows as one slice: the `OverSlices` of one process."""
+    return part(slice(None))[None]
+
+
+@dataclass(frozen=True)
+class GroupBudget:
+    """The budget of a group and its use. Costs are numbers of samples where samples have no cost.
+
+    Attributes:
+        name: of the group, empty where there are no groups.
+        num_samples: of the group.
+        num_selected: kept.
+        cost: of the group.
+        budget: what the mask may cost; None if the group has no limit of its own.
+        kept_cost: cost of the kept samples.
+    """
+
+    name: str
+    num_samples: int
+    num_selected: int
+    cost: float
+    budget: float | None
+    kept_cost: float
+
+
+class Rollouts(Protocol):
+    """Masks drawn from the policy, a chunk of the rollouts of a step."""
+
+    def masks(self) -> Tensor:
+        """The masks: bool (C, N)."""
+
+    def scores(self, slopes_N: Tensor | None, *, num_rollouts: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Scores of some rollouts at a time, as many as a CPU's caches hold.
+
+        Args:
+            slopes_N: float64 (N,), the linear part of the rewards, or None.
+            num_rollouts: of all chunks.
+
+        Yields:
+            Positions in the chunk; their scores, float64 (positions, N), which may be overwritten; and the sum of the
+            policy gradients of the linear part, float64 (N,), None without slopes or where it is not known.
+        """
+
+
+class Budget(Protocol):
+    """The masks that may be chosen, and the policies over them."""
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+
+    @property
+    def typical_size(self) -> int:
+        """Samples of a mask: exact where `is_size_fixed`, else about the number that the budget pays for."""
+
+    @property
+    def is_size_fixed(self) -> bool:
+        """True if all masks have the same number of samples; False where samples have costs."""
+
+    @property
+    def max_drawn(self) -> int:
+        """The most samples that a rollout can draw."""
+
+    def expected_size(self, p_N: Tensor) -> int | Tensor:
+        """Expected number of kept samples, for inclusion probabilities that meet the budget."""
+
+    def by_size(self, masks_RN: Tensor) -> list[tuple[slice | Tensor, int]]:
+        """The masks in groups of equal size: an index into the masks, and their number of samples."""
+
+    def probabilities(self, logits_N: Tensor, *, over_slices: OverSlices = in_one_slice) -> Tensor:
+        """Inclusion probabilities that meet the budget on average, where samples are kept independently: float64 (N,).
+
+        Args:
+            logits_N: float (N,), finite.
+            over_slices: how sums over the rows are taken, and shared among ranks that all hold the logits.
+        """
+
+    def rollout_probabilities(self, logits_N: Tensor) -> Tensor:
+        """Inclusion probabilities of `draw`, as far as they are known: float64 (N,)."""
+
+    def ascent_direction(self, gradient_N: Tensor, p_N: Tensor, *, over_slices: OverSlices = in_one_slice) -> Tensor:
+        """Direction of mirror ascent on the logits, for a gradient in the inclusion probabilities: float64 (N,)."""
+
+    def controlled_direction(
+        self, logits_N: Tensor, p_N: Tensor, slopes_N: Tensor, *, linear_N: Tensor, rest_N: Tensor
+    ) -> Tensor:
+        """Direction of ascent from a control variate and the estimate of the rest: float64 (N,).
+
+        Args:
+            logits_N: float (N,).
+            p_N: float64 (N,), from `rollout_probabilities`.
+            slopes_N: float64 (N,), the linear part of the rewards.
+            linear_N: float64 (N,), policy gradient of the linear part, where `Rollouts.scores` knows it.
+            rest_N: float64 (N,), estimated policy gradient of the rest.
+        """
+
+    def entropy_share(self, p_N: Tensor) -> Tensor:
+        """Share of the budget that is still undecided, sum p (1 - p) / sum p: scalar in [0, 1]."""
+
+    def fill(self, scores_N: Tensor) -> Tensor:
+        """The mask of the highest scores: bool (N,). Equal scores are taken in row order."""
+
+    def draw(self, logits_N: Tensor, *, generators: list[torch.Generator]) -> Rollouts:
+        """Draws one mask per generator, each of which is on the device of the logits."""
+
+    def uniform_masks(self, num_masks: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
+        """Random masks, the same on any device: bool (R, N) on `device`, from a generator of the CPU."""
+
+    def allows(self, mask_N: Tensor) -> bool:
+        """True if the mask meets the budget."""
+
+    def part(self, rows: Tensor) -> Budget:
+        """The budget of a random part of the samples, int64 rows, by the same options."""
+
+    def spent(self, mask_N: Tensor) -> list[GroupBudget]:
+        """The use of each group's budget; empty where only the number of samples is limited."""
+
+
+def num_to_keep(select_ratio: float, num_samples: int) -> int:
     """Number of samples to keep: floor(select_ratio * num_samples + 1/2), exact in decimal.
 
     The ratio is taken as the decimal number that Python prints for it, so that 0.29 of 100 is 29 although the
@@ -30,13 +159,13 @@ def budget(select_ratio: float, num_samples: int) -> int:
         BudgetError: If the ratio is outside (0, 1], or keeps no sample, or there is none.
 
     Example:
-        >>> budget(0.29, 100), budget(0.1, 25), budget(1.0, 7)
+        >>> num_to_keep(0.29, 100), num_to_keep(0.1, 25), num_to_keep(1.0, 7)
         (29, 3, 7)
     """
     if not 0.0 < select_ratio <= 1.0:
         raise BudgetError(f"select_ratio must be above 0 and at most 1, got {select_ratio}.")
     if num_samples < 1:
-        raise BudgetError(f"a block must have at least 1 sample, got {num_samples}; give longer input.")
+        raise BudgetError(f"a block must have at least 1 sample, got {num_samples}; add input files.")
     num_selected = _round_half_up(Fraction(repr(float(select_ratio))) * num_samples)
     if num_selected == 0:
         # rounded up: the number in the message has to work
@@ -64,19 +193,19 @@ def _round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a block, or a part of one, holds of each group. Without groups it is one group without a name.
+    """Numbers and costs of the samples of each group of a block, or of a part of one.
 
-    Costs are numbers of samples where samples have no cost.
+    Without groups there is one group with an empty name. Costs are numbers of samples where samples have no cost.
 
     Attributes:
         names: the groups.
         num_samples: of each group.
         costs: of all samples of each group.
-        kept_costs: of those that are kept in any case.
-        free_costs: of those that are neither kept nor left out in any case.
+        kept_costs: of the samples that are always kept.
+        free_costs: of the samples that are neither always kept nor always dropped.
         lowest_costs: of the cheapest free sample; infinite where there is none.
         has_costs: True if samples have costs.
-        cost_step: what all costs are multiples of.
+        cost_step: all costs are multiples of it.
     """
 
     names: tuple[str, ...]
@@ -102,13 +231,13 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class BudgetRule:
-    """How much of every block may be kept.
+class BudgetSpec:
+    """The budget of every block, as the user sets it.
 
     Attributes:
         select_ratio: share of the samples, or of their total cost, in (0, 1].
-        group_budget: `proportional` gives every group this share of its own, `free` does not look at groups, and
-            ratios by name give the groups that they name another share, from 0 to 1.
+        group_budget: `proportional` keeps this share of every group, `free` ignores groups, and ratios by name set
+            another share, from 0 to 1, for the groups that they name.
 
     Raises:
         BudgetError: If a ratio is out of range.
@@ -118,7 +247,7 @@ class BudgetRule:
     group_budget: str | Mapping[str, float] = "proportional"
 
     def __post_init__(self) -> None:
-        budget(self.select_ratio, 2**62)
+        num_to_keep(self.select_ratio, 2**62)
         if isinstance(self.group_budget, str) and self.group_budget not in ("proportional", "free"):
             raise BudgetError(
                 f"group_budget must be proportional, free or ratios by name such as {{code: 0.3}}, got "
@@ -145,7 +274,7 @@ def apportion(shares: Sequence[Fraction]) -> list[int]:
         shares: exact, not negative.
 
     Returns:
-        One number a share, its floor or one more; of equal remainders the first come first.
+        One number per share, its floor or one more; among equal remainders the first ones are rounded up.
 
     Example:
         >>> apportion([Fraction(3, 2), Fraction(3, 2), Fraction(7, 5)])
@@ -159,35 +288,35 @@ def apportion(shares: Sequence[Fraction]) -> list[int]:
     return floors
 
 
-def group_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
-    """What each group of a block may cost, or how many samples it keeps.
+def group_budgets(spec: BudgetSpec, totals: Totals) -> list[float]:
+    """Budget of each group of a block: its largest cost, or its number of samples.
 
     Numbers are rounded so that they add up to the whole. Costs are rounded down to a multiple of `totals.cost_step`.
 
     Args:
-        rule: the shares.
+        spec: the shares.
         totals: of the block.
 
     Returns:
         float (G,).
 
     Raises:
-        BudgetError: If nothing can be kept, or samples that are kept in any case exceed the budget, or what is left
-            after others are left out does not fill a number.
+        BudgetError: If nothing can be kept, the samples that are always kept exceed the budget, or the samples that
+            remain without those that are always dropped are fewer than the budget.
 
     Example:
         >>> totals = Totals(("a", "b"), (10, 5), (10.0, 5.0), (0.0, 0.0), (10.0, 5.0), (1.0, 1.0), has_costs=False)
-        >>> group_budgets(BudgetRule(0.1), totals), group_budgets(BudgetRule(0.1, {"a": 0.5}), totals)
+        >>> group_budgets(BudgetSpec(0.1), totals), group_budgets(BudgetSpec(0.1, {"a": 0.5}), totals)
         ([1.0, 1.0], [5.0, 1.0])
     """
-    budgets = _unchecked_budgets(rule, totals)
+    budgets = _unchecked_budgets(spec, totals)
     num_samples = sum(totals.num_samples)
     if not totals.has_costs and not sum(budgets):
-        budget(rule.select_ratio, num_samples)  # its error says what would be enough
+        num_to_keep(spec.select_ratio, num_samples)  # its error says what would be enough
         raise BudgetError(f"group_budget keeps 0 of {num_samples} samples; raise a ratio or give larger blocks.")
     for index, (name, limit) in enumerate(zip(totals.names, budgets, strict=True)):
         of_group = f" of group {name!r}" if name else ""
-        ratio, whole, kept = rule.ratio(name), totals.costs[index], totals.kept_costs[index]
+        ratio, whole, kept = spec.ratio(name), totals.costs[index], totals.kept_costs[index]
         unit = "a cost" if totals.has_costs else "samples"
         if kept > limit:
             raise BudgetError(
@@ -202,18 +331,19 @@ def group_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
     if totals.has_costs and not _keeps_any(totals, budgets):
         raise BudgetError(
             f"select_ratio keeps 0 of {num_samples} samples: the budget is {sum(budgets):.12g} of a total cost of "
-            f"{sum(totals.costs):.12g} ({rule.select_ratio}), the cheapest sample costs "
+            f"{sum(totals.costs):.12g} ({spec.select_ratio}), the cheapest sample costs "
             f"{min(totals.lowest_costs):.12g}; raise it or give larger blocks."
         )
     return budgets
 
 
-def part_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
-    """The same for a random part of a block that can be filled as a whole: budgets give way, and never fail.
+def part_budgets(spec: BudgetSpec, totals: Totals) -> list[float]:
+    """`group_budgets` for a random part of a block that can be filled as a whole; never raises.
 
-    What is kept in any case fits, what is left out is not missed, and at least one sample is kept if one can be.
+    Budgets grow to hold the samples that are always kept, shrink to the samples that are left, and keep at least one
+    sample if one can be kept.
     """
-    budgets = [max(*pair) for pair in zip(_unchecked_budgets(rule, totals), totals.kept_costs, strict=True)]
+    budgets = [max(*pair) for pair in zip(_unchecked_budgets(spec, totals), totals.kept_costs, strict=True)]
     if not totals.has_costs:
         most = [kept + free for kept, free in zip(totals.kept_costs, totals.free_costs, strict=True)]
         budgets = [min(*pair) for pair in zip(budgets, most, strict=True)]
@@ -224,8 +354,8 @@ def part_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
     return budgets
 
 
-def _unchecked_budgets(rule: BudgetRule, totals: Totals) -> list[float]:
-    ratios = [Fraction(repr(rule.ratio(name))) for name in totals.names]
+def _unchecked_budgets(spec: BudgetSpec, totals: Totals) -> list[float]:
+    ratios = [Fraction(repr(spec.ratio(name))) for name in totals.names]
     if not totals.has_costs:
         return list(map(float, apportion([r * n for r, n in zip(ratios, totals.num_samples, strict=True)])))
     step = Fraction(totals.cost_step)

@@ -1,130 +1,66 @@
-"""What a mask may keep: a number or a cost in each group, and samples that are kept or left out in any case.
+"""The budget with quotas, costs and forced samples: the kept samples of group g may cost at most B_g.
 
-One form for all: what a mask keeps of group g may cost B_g. A sample costs 1 where nothing else is said, and a block
-without groups is one group. Without costs the budgets are kept exactly, with costs they are never exceeded, and no
-sample that is left out would still fit where samples are taken in the order of a score.
+A sample costs 1 if it has no cost, and a block without groups is one group. Without costs the budgets are met exactly.
+With costs they are never exceeded, and no dropped sample would still fit where samples are taken by their score.
 
-Shapes: N samples, F free samples (neither kept nor left out in any case) sorted by group, G groups.
+Rollouts are Plackett-Luce within the budget: in every group, samples are drawn one after the other from the softmax
+over the samples that still fit. Taking samples in the order of Gumbel keys and skipping those that no longer fit draws
+from this distribution: the room only shrinks, so a sample that does not fit never will, and the odds between the others
+do not depend on it (Luce's choice axiom). The probability of a draw is then a product of softmaxes, each over the
+samples that could have been drawn in that step, and so is its score. Samples that are always kept are not drawn and
+have no score.
+
+Shapes: N samples, F free samples (neither always kept nor always dropped) sorted by group, G groups, J free
+samples of a group, K of them drawn.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.budget import BudgetRule, Totals, group_budgets, part_budgets
-from datamask_pl.functional.multilinear import NEGLIGIBLE
+from datamask_pl.functional.budget import (
+    BudgetSpec,
+    GroupBudget,
+    OverSlices,
+    group_budgets,
+    in_one_slice,
+    part_budgets,
+)
+from datamask_pl.functional.holdings import DROP, FREE, KEEP, Holdings
+from datamask_pl.functional.multilinear import NEGLIGIBLE, entropy_share
+from datamask_pl.functional.rollouts import control_variate
+from datamask_pl.functional.rollouts.advantages import normalized
+from datamask_pl.functional.rollouts.constrained import ConstrainedDraw, ConstrainedRollouts, gumbel_keys
 
 MAX_NEWTON_STEPS = 100
 RELATIVE_TOLERANCE = 1e-10
-# Costs are multiples of a power of two of which float64 holds 2^51: sums are exact in any order.
-COST_BITS = 51
-KEPT, FREE, LEFT_OUT = 1, 0, -1
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """Cost, group and fate of every sample of a block, as they were read.
-
-    Attributes:
-        names: the groups, sorted; ("",) where there are none.
-        group_N: int64 (N,), index into `names`.
-        cost_N: float64 (N,), positive and finite, multiples of `cost_step`; None if every sample costs 1.
-        fate_N: int8 (N,), KEPT, FREE or LEFT_OUT.
-        cost_step: a power of two.
-    """
-
-    names: tuple[str, ...]
-    group_N: Tensor
-    cost_N: Tensor | None
-    fate_N: Tensor
-    cost_step: float = 1.0
-
-    @classmethod
-    def of(
-        cls,
-        num_samples: int,
-        *,
-        cost_N: Tensor | None = None,
-        group_N: Tensor | None = None,
-        names: tuple[str, ...] = ("",),
-        fate_N: Tensor | None = None,
-    ) -> Holdings:
-        """What is given of a block, and the rest filled in. Costs are rounded up, by a part in 2^50 of their sum."""
-        cost_step = 1.0
-        if cost_N is not None:
-            cost_N = cost_N.double()
-            cost_step = 2.0 ** (math.ceil(math.log2(float(cost_N.sum()))) - COST_BITS + 1)
-            cost_N = (cost_N / cost_step).ceil() * cost_step
-        group_N = torch.zeros(num_samples, dtype=torch.int64) if group_N is None else group_N
-        fate_N = torch.zeros(num_samples, dtype=torch.int8) if fate_N is None else fate_N
-        return cls(names, group_N, cost_N, fate_N, cost_step)
-
-    def part(self, rows: Tensor) -> Holdings:
-        """Those of some rows."""
-        cost_M = None if self.cost_N is None else self.cost_N[rows]
-        return Holdings(self.names, self.group_N[rows], cost_M, self.fate_N[rows], self.cost_step)
-
-    def without_groups(self) -> Holdings:
-        """The same, as one group."""
-        return Holdings(("",), torch.zeros_like(self.group_N), self.cost_N, self.fate_N, self.cost_step)
-
-    def to(self, device: torch.device) -> Holdings:
-        """The same on a device."""
-        cost_N = None if self.cost_N is None else self.cost_N.to(device)
-        return Holdings(self.names, self.group_N.to(device), cost_N, self.fate_N.to(device), self.cost_step)
-
-    def sums(self, values_N: Tensor) -> list[float]:
-        """Sum over each group of numbers that float64 adds up exactly."""
-        return torch.bincount(self.group_N, weights=values_N, minlength=len(self.names)).tolist()
-
-    def totals(self) -> Totals:
-        """Numbers and costs by group."""
-        ones_N = torch.ones(self.group_N.numel(), dtype=torch.float64, device=self.group_N.device)
-        cost_N = ones_N if self.cost_N is None else self.cost_N
-        lowest_G = torch.full((len(self.names),), torch.inf, dtype=torch.float64, device=cost_N.device)
-        is_free_N = self.fate_N == FREE
-        lowest_G.scatter_reduce_(0, self.group_N[is_free_N], cost_N[is_free_N], "amin")
-        return Totals(
-            names=self.names,
-            num_samples=tuple(map(int, self.sums(ones_N))),
-            costs=tuple(self.sums(cost_N)),
-            kept_costs=tuple(self.sums(cost_N * (self.fate_N == KEPT))),
-            free_costs=tuple(self.sums(cost_N * is_free_N)),
-            lowest_costs=tuple(lowest_G.tolist()),
-            has_costs=self.cost_N is not None,
-            cost_step=self.cost_step,
-        )
-
-
-class Constraint:
-    """The masks that are allowed, and the policies over them.
+class Constrained:
+    """A budget of costs or numbers by group, with samples that are always kept or dropped.
 
     Args:
         holdings: of the samples, on the device where everything is computed.
-        rule: how much may be kept.
+        spec: the options.
         is_part: True for a random part of a block, whose budgets give way where they cannot be met.
 
     Raises:
-        BudgetError: If the rule cannot be met by a block.
+        BudgetError: If a block cannot meet the budget.
     """
 
-    def __init__(self, holdings: Holdings, rule: BudgetRule, *, is_part: bool = False) -> None:
-        self.rule = rule
-        self.given = holdings
-        self.holdings = holdings.without_groups() if rule.group_budget == "free" else holdings
+    def __init__(self, holdings: Holdings, spec: BudgetSpec, *, is_part: bool = False) -> None:
+        self.spec = spec
+        self._grouped = holdings
+        self.holdings = holdings.without_groups() if spec.group_budget == "free" else holdings
         holdings = self.holdings
         self.totals = totals = holdings.totals()
-        find = part_budgets if is_part else group_budgets
-        self.budgets = find(rule, totals)
+        self.budgets = (part_budgets if is_part else group_budgets)(spec, totals)
         self.has_costs = holdings.cost_N is not None
         self.num_samples = holdings.group_N.numel()
         share = sum(self.budgets) / sum(totals.costs)
         self.typical_size = max(1, round(self.num_samples * share)) if self.has_costs else int(sum(self.budgets))
-        free = (holdings.fate_N == FREE).nonzero().squeeze(1)
+        free = (holdings.forced_N == FREE).nonzero().squeeze(1)
         self.rows_F = free[holdings.group_N[free].argsort(stable=True)]
         self.group_F = holdings.group_N[self.rows_F]
         self.length_G = torch.bincount(self.group_F, minlength=len(holdings.names))
@@ -135,20 +71,59 @@ class Constraint:
         self.room_G = torch.tensor(rooms, dtype=torch.float64, device=free.device)
         self._free_cost_G = torch.tensor(totals.free_costs, dtype=torch.float64, device=free.device)
 
-    def part(self, rows: Tensor) -> Constraint:
-        """The same rule for a random part of the block."""
-        return Constraint(self.holdings.part(rows), self.rule, is_part=True)
+    # ---- sizes and parts
+
+    @property
+    def is_size_fixed(self) -> bool:
+        """See `Budget.is_size_fixed`."""
+        return not self.has_costs
+
+    @property
+    def max_drawn(self) -> int:
+        """See `Budget.max_drawn`."""
+        return self.num_samples
+
+    def expected_size(self, p_N: Tensor) -> int | Tensor:
+        """See `Budget.expected_size`."""
+        return p_N.sum() if self.has_costs else self.typical_size
+
+    def by_size(self, masks_RN: Tensor) -> list[tuple[slice | Tensor, int]]:
+        """See `Budget.by_size`."""
+        if not self.has_costs:
+            return [(slice(None), self.typical_size)]
+        sizes = masks_RN.sum(1)
+        return [(sizes == size, size) for size in sorted(set(sizes.tolist()))]
+
+    def part(self, rows: Tensor) -> Constrained:
+        """See `Budget.part`."""
+        return Constrained(self.holdings.part(rows), self.spec, is_part=True)
+
+    def spent(self, mask_N: Tensor) -> list[GroupBudget]:
+        """See `Budget.spent`; by the groups of the data also where they have no budgets of their own."""
+        holdings = self._grouped
+        is_limited = holdings is self.holdings
+        totals = self.totals if is_limited else holdings.totals()
+        budgets = self.budgets if is_limited else [None] * len(holdings.names)
+        is_kept_N = mask_N.double()
+        cost_N = is_kept_N if holdings.cost_N is None else is_kept_N * holdings.cost_N
+        columns = (totals.names, totals.num_samples, holdings.sums(is_kept_N), totals.costs, budgets)
+        return [
+            GroupBudget(name, num_samples, int(kept), cost, limit, spent)
+            for name, num_samples, kept, cost, limit, spent in zip(*columns, holdings.sums(cost_N), strict=True)
+        ]
+
+    # ---- masks
 
     def kept(self) -> Tensor:
-        """The mask of what is kept in any case: bool (N,)."""
-        return self.holdings.fate_N == KEPT
+        """The samples that are always kept: bool (N,)."""
+        return self.holdings.forced_N == KEEP
 
     def fill(self, scores_N: Tensor, *, start_N: Tensor | None = None) -> Tensor:
         """Takes free samples in the order of their scores, each that still fits.
 
         Args:
             scores_N: float (N,), not NaN; equal ones are taken in row order.
-            start_N: bool (N,), an allowed mask to add to; that of what is kept in any case by default.
+            start_N: bool (N,), an allowed mask to add to; by default the samples that are always kept.
 
         Returns:
             bool (N,).
@@ -170,48 +145,61 @@ class Constraint:
         return order if self.room_G.numel() == 1 else order[self.group_F[order].argsort(stable=True)]
 
     def _take(self, waiting: Tensor, room_G: Tensor) -> Tensor:
-        """Which positions are taken, each group in the given order, skipping what does not fit; in that order."""
+        """Which positions are taken, each group in the given order, skipping what does not fit; in that order.
+
+        The same as, for each position p of `waiting`:
+            if cost_F[p] <= room_G[group_F[p]]:
+                take p
+                room_G[group_F[p]] -= cost_F[p]
+        but whole runs at once: each round takes, in every group, the longest prefix that fits.
+        """
         order, room_G = waiting, room_G.clone()
         is_taken_F = torch.zeros_like(self.cost_F, dtype=torch.bool)
         while True:
+            # 1. drop the positions that do not fit any more: the room only shrinks, so they never will
             waiting = waiting[self.cost_F[waiting] <= room_G[self.group_F[waiting]]]
             if waiting.numel() == 0:
                 return order[is_taken_F[order]]
+            # 2. running cost within each group: the total minus the total of the groups before
             cost, group = self.cost_F[waiting], self.group_F[waiting]
             total = cost.cumsum(0)
             is_first = torch.ones_like(group, dtype=torch.bool)
             is_first[1:] = group[1:] != group[:-1]
-            # what the groups before add up to: never less than before, as costs are positive
+            # costs are positive, so the maximum so far is the total before the latest first position
             before = torch.where(is_first, total - cost, 0.0).cummax(0).values
+            # 3. take the prefix that fits; its next position, which does not, is dropped by the next round at 1
             fits = total - before <= room_G[group]
             is_taken_F[waiting[fits]] = True
             room_G -= torch.bincount(group[fits], weights=cost[fits], minlength=room_G.numel())
             waiting = waiting[~fits]
 
     def room_left(self, mask_N: Tensor) -> Tensor:
-        """What every group may still cost: float64 (G,); negative if the mask is not allowed."""
+        """Rest of each group's budget: float64 (G,); negative if the mask exceeds it."""
         is_kept_F = mask_N[self.rows_F]
         spent_G = torch.bincount(self.group_F[is_kept_F], weights=self.cost_F[is_kept_F], minlength=self.room_G.numel())
         return self.room_G - spent_G
 
     def allows(self, mask_N: Tensor) -> bool:
-        """True if the mask keeps the constraint: what must be, nothing that must not be, and the budget."""
-        fate_N, room_G = self.holdings.fate_N, self.room_left(mask_N)
-        is_fate_kept = bool(mask_N[fate_N == KEPT].all()) and not bool(mask_N[fate_N == LEFT_OUT].any())
-        return is_fate_kept and bool((room_G >= 0).all() if self.has_costs else (room_G == 0).all())
+        """See `Budget.allows`; also False if a forced sample is not as it must be."""
+        forced_N, room_G = self.holdings.forced_N, self.room_left(mask_N)
+        is_forced_met = bool(mask_N[forced_N == KEEP].all()) and not bool(mask_N[forced_N == DROP].any())
+        return is_forced_met and bool((room_G >= 0).all() if self.has_costs else (room_G == 0).all())
 
     def sums(self, values_F: Tensor) -> Tensor:
         """Sum over each group, the same bits each time: (G,)."""
         return torch.segment_reduce(values_F, "sum", lengths=self.length_G, initial=0.0)
 
-    def probabilities(self, logits_N: Tensor) -> Tensor:
+    # ---- the policy that keeps samples independently
+
+    def probabilities(self, logits_N: Tensor, *, over_slices: OverSlices = in_one_slice) -> Tensor:
         """Probability of keeping each sample: sigmoid(logit - threshold of its group), such that budgets are met.
 
         Args:
             logits_N: float (N,), finite.
+            over_slices: not used: every rank computes all of them.
 
         Returns:
-            float64 (N,); the expected cost of every group is its budget, or all of it where that is less.
+            float64 (N,); the expected cost of every group is its budget, or its whole cost where that is less.
         """
         logits_F = logits_N[self.rows_F].double()
         threshold_G = self._thresholds(logits_F)
@@ -243,30 +231,39 @@ class Constraint:
             threshold_G = torch.where(is_done_G, threshold_G, moved_G)
         return torch.where(is_open_G, threshold_G, torch.where(self.room_G > 0, -torch.inf, torch.inf))
 
-    def ascent_direction(self, gradient_N: Tensor, p_N: Tensor) -> Tensor:
+    def rollout_probabilities(self, logits_N: Tensor) -> Tensor:
+        """See `Budget.rollout_probabilities`; those of the independent policy."""
+        return self.probabilities(logits_N)
+
+    def entropy_share(self, p_N: Tensor) -> Tensor:
+        """See `Budget.entropy_share`."""
+        return entropy_share(p_N, self.expected_size(p_N))
+
+    def ascent_direction(self, gradient_N: Tensor, p_N: Tensor, *, over_slices: OverSlices = in_one_slice) -> Tensor:
         """Direction of mirror ascent on the logits that keeps every budget to first order.
 
         The entropy counts a sample as many times as it costs, sum c_i H(p_i), so that the step of
         largest <g, p> - distance / eta under sum c_i p_i = B is logit_i + eta (g_i / c_i - lambda), and restoring the
         budget is one threshold for all. lambda = sum p (1 - p) g / sum c p (1 - p), of each group.
 
-        Without costs the root mean square over the free samples is 1, as without a constraint. With costs a few cheap
-        samples have the largest g / c, and most are settled early: there the square is weighted by c p (1 - p), the
-        curvature of the entropy, and it is the undecided samples that move by 1.
+        Without costs the root mean square over the free samples is 1, as in `FixedSize`. With costs a few cheap
+        samples have the largest g / c, and most are decided early: there the square is weighted by c p (1 - p), the
+        curvature of the entropy, and the undecided samples move by 1.
 
         Args:
             gradient_N: float64 (N,), dF/dp.
             p_N: float64 (N,), inclusion probabilities.
+            over_slices: not used.
 
         Returns:
-            float64 (N,). Samples that are not free move as well, so that their logits say what they are worth.
+            float64 (N,). Forced samples move as well, so that their logits, too, say what they add.
         """
         gradient_F, p_F = gradient_N[self.rows_F], p_N[self.rows_F]
         variance_F = p_F * (1 - p_F)
         total_G = self.sums(self.cost_F * variance_F)
         mean_G = self.sums(gradient_F) / self._free_cost_G
         center_G = torch.where(total_G > 0, self.sums(variance_F * gradient_F) / total_G, mean_G)
-        # a group of which nothing is free has no center
+        # a group without free samples has no center
         center_G = center_G.nan_to_num()
         cost_N = self.holdings.cost_N
         per_cost_N = gradient_N if cost_N is None else gradient_N / cost_N
@@ -277,3 +274,62 @@ class Constraint:
         if not rms > 1e-12 * per_cost_N.abs().max():
             return torch.zeros_like(centered_N)
         return centered_N / rms
+
+    # ---- the policy that draws samples one after the other
+
+    def uniform_masks(self, num_masks: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
+        """See `Budget.uniform_masks`."""
+        equal_N = torch.zeros(self.num_samples)
+        keys = [gumbel_keys(equal_N, generator=generator) for _ in range(num_masks)]
+        return torch.stack([self.fill(key_N.to(device)) for key_N in keys])
+
+    def draw(self, logits_N: Tensor, *, generators: list[torch.Generator]) -> ConstrainedRollouts:
+        """See `Budget.draw`."""
+        draws = [self._draw_one(logits_N, generator) for generator in generators]
+        return ConstrainedRollouts(logits_N, self.rows_F, self.lengths, draws, self.has_costs)
+
+    def _draw_one(self, logits_N: Tensor, generator: torch.Generator) -> ConstrainedDraw:
+        """Draws the samples that fit, group by group."""
+        keys_N = gumbel_keys(logits_N, generator=generator)
+        mask_N = self.fill(keys_N)
+        order = self.by_score(keys_N)
+        order = order[mask_N[self.rows_F[order]]]
+        last_step_F = torch.empty_like(self.rows_F)
+        drawn, log_times = [], []
+        start = 0
+        for group, (length, room) in enumerate(zip(self.lengths, self.room_G, strict=True)):
+            chosen_K = order[self.group_F[order] == group] - start if len(self.lengths) > 1 else order
+            cost_J = self.cost_F[start : start + length]
+            cost_K = cost_J[chosen_K]
+            # A sample can be drawn in step t if it costs no more than the room before t, which falls with t. With
+            # rooms 9, 5, 2 a sample of cost 4 has one step too late for it, the third: its last is 3 - 1 - 1 = 1,
+            # counted from 0. `searchsorted` needs rising numbers, so the rooms are flipped.
+            room_K = (room - (cost_K.cumsum(0) - cost_K)).flip(0)
+            last_step_J = len(chosen_K) - 1 - torch.searchsorted(room_K, cost_J)
+            # a drawn sample is gone after its own step, whatever the room
+            last_step_J[chosen_K] = torch.arange(len(chosen_K), device=order.device)
+            last_step_F[start : start + length] = last_step_J
+            drawn.append(chosen_K)
+            # minus a Gumbel key is the logarithm of a clock's time
+            log_times.append(-keys_N[self.rows_F[start + chosen_K[-1:]]])
+            start += length
+        return ConstrainedDraw(mask_N, tuple(drawn), last_step_F, tuple(log_times))
+
+    def controlled_direction(
+        self, logits_N: Tensor, p_N: Tensor, slopes_N: Tensor, *, linear_N: Tensor, rest_N: Tensor
+    ) -> Tensor:
+        """See `Budget.controlled_direction`; 0 for forced samples, and for groups that are decided, without costs.
+
+        Where samples have costs the policy gradient of the linear part is not known. Its slope, plus the rest divided
+        by the mean of p (1 - p), takes its place, as in `multilinear`.
+        """
+        if self.has_costs:
+            curvature = (p_N * (1 - p_N)).mean().clamp(min=torch.finfo(torch.float64).tiny)
+            return self.ascent_direction(slopes_N + rest_N / curvature, p_N)
+        direction_N = torch.zeros_like(linear_N)
+        for rows_J, room in zip(torch.split(self.rows_F, self.lengths), self.room_G.tolist(), strict=True):
+            if room:
+                direction_N[rows_J] = control_variate.dual_direction(
+                    logits_N[rows_J], linear_N[rows_J], rest_N[rows_J], num_selected=int(room)
+                )
+        return normalized(direction_N)

@@ -15,8 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Applies a function to every slice of the rows and stacks what it returns: (number of slices, ...).
-OverSlices = Callable[[Callable[[slice], Tensor]], Tensor]
+from datamask_pl.functional.budget import OverSlices, in_one_slice
 
 MAX_STEPS = 100
 RELATIVE_TOLERANCE = 1e-12
@@ -28,11 +27,6 @@ SAMPLE_STRIDE, MAX_SAMPLE, SAMPLE_STEP = 16, 32_768, 1e-2
 # A million samples of this probability add up to a millionth of one. Zeros can be skipped, and products of smaller
 # numbers would be subnormal in float32, a hundred times slower.
 NEGLIGIBLE = 1e-12
-
-
-def in_one_slice(part: Callable[[slice], Tensor]) -> Tensor:
-    """All rows as one slice: what stands for `OverSlices` where nothing is shared."""
-    return part(slice(None))[None]
 
 
 def solve_threshold(logits_N: Tensor, num_selected: int, *, over_slices: OverSlices = in_one_slice) -> Tensor:
@@ -179,6 +173,6 @@ def ascent_direction(gradient_N: Tensor, p_N: Tensor, *, over_slices: OverSlices
     return (gradient_N - (origin + center)).mul_(factor)
 
 
-def undecided_share(p_N: Tensor, num_selected: int | Tensor) -> Tensor:
-    """How much of the budget is still undecided: sum p (1 - p) / budget, scalar in [0, 1]."""
+def entropy_share(p_N: Tensor, num_selected: int | Tensor) -> Tensor:
+    """Share of the budget that is still undecided: sum p (1 - p) / budget, scalar in [0, 1]."""
     return (1 - p_N.dot(p_N) / num_selected).clamp(min=0)

@@ -11,87 +11,77 @@ from torch import Tensor
 from datamask_pl.data.types import Block, BlockSource
 from datamask_pl.distributed.collectives import RankGroup, raise_on_all_ranks
 from datamask_pl.errors import BudgetError, ConfigError
-from datamask_pl.functional.budget import BudgetRule, Totals, budget, group_budgets
-from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.budget import Budget, BudgetSpec, Totals, group_budgets, num_to_keep
+from datamask_pl.functional.constraint import Constrained
 from datamask_pl.functional.device import fits, move
+from datamask_pl.functional.fixed_size import FixedSize
 from datamask_pl.learner.options import check_step_budget
 from datamask_pl.objectives.ground_set import GroundSet
 
 
-def check_budgets(rule: BudgetRule, source: BlockSource, *, step_share: float) -> None:
+def check_budgets(spec: BudgetSpec, source: BlockSource, *, step_share: float) -> None:
     """Checks that every block's budget can be met, as far as the data module knows its rows. Before any work.
 
     Args:
-        rule: how much is kept.
+        spec: the options of the budget.
         source: of the blocks.
         step_share: share of a block in which the masks of a step are.
 
     Raises:
         BudgetError: If one cannot, or the ratio keeps nothing of a block.
-        ConfigError: If groups are named and there are none, or none of that name.
+        ConfigError: If groups are named that the data do not have.
     """
-    if not source.has_groups and rule.group_budget != "proportional":
+    if not source.has_groups and spec.group_budget != "proportional":
         raise ConfigError("model.group_budget needs groups; name the column that holds them in data.group_column.")
     known = [totals for totals in source.block_totals if totals is not None]
-    if rule.named_ratios and len(known) == source.num_blocks:
+    if spec.named_ratios and len(known) == source.num_blocks:
         there = {name for totals in known for name in totals.names}
-        if unknown := sorted(set(rule.named_ratios) - there):
+        if unknown := sorted(set(spec.named_ratios) - there):
             listed = ", ".join(sorted(there)[:20]) + (", ..." if len(there) > 20 else "")
             raise ConfigError(f"model.group_budget names {', '.join(unknown)}; the groups of the data are: {listed}.")
     for index, num_samples, totals in zip(source.schedule, source.block_sizes, source.block_totals, strict=True):
         if totals is not None:
-            _check_block(rule, index, totals)
+            _check_block(spec, index, totals)
             continue
-        budget(rule.select_ratio, num_samples)
-        check_step_budget(rule.select_ratio, step_share, num_samples)
+        num_to_keep(spec.select_ratio, num_samples)
+        check_step_budget(spec.select_ratio, step_share, num_samples)
 
 
-def _check_block(rule: BudgetRule, index: int, totals: Totals) -> None:
+def _check_block(spec: BudgetSpec, index: int, totals: Totals) -> None:
     try:
-        group_budgets(rule, totals.merged() if rule.group_budget == "free" else totals)
+        group_budgets(spec, totals.merged() if spec.group_budget == "free" else totals)
     except BudgetError as error:
         raise BudgetError(f"block {index}: {error}") from error
 
 
 def make_ground(
-    block: Block, rule: BudgetRule, *, num_slice_rows: int, ranks: RankGroup, device: torch.device
+    block: Block, spec: BudgetSpec, *, num_slice_rows: int, ranks: RankGroup, device: torch.device
 ) -> GroundSet:
     """The whole block as a ground set, on the device if it fits there. Collective where there are limits.
 
     Raises:
         BudgetError: If the budget cannot be met; on all ranks.
     """
-    constraint: Constraint | None = None
+    budget: Budget = FixedSize(block.num_samples, num_to_keep(spec.select_ratio, block.num_samples), spec.select_ratio)
     if block.limits is not None:
         with raise_on_all_ranks():
-            constraint = Constraint(block.limits.holdings().to(device), rule)
+            budget = Constrained(block.limits.holdings().to(device), spec)
     is_resident = fits(block.features_ND.numel() * block.features_ND.element_size(), device)
-    return GroundSet(
-        features_ND=move(block.features_ND, device) if is_resident else block.features_ND,
-        quality_N=move(block.scaled_quality_N, device),
-        num_selected=_size(rule, block.num_samples, constraint),
+    return GroundSet.of(
+        move(block.features_ND, device) if is_resident else block.features_ND,
+        move(block.scaled_quality_N, device),
+        budget,
         inv_norm_N=move(block.inv_norm_N, device),
         num_slice_rows=num_slice_rows,
         ranks=ranks,
         device=device,
-        constraint=constraint,
     )
 
 
-def part_of(ground: GroundSet, rows_M: Tensor, rule: BudgetRule, *, helpers: RankGroup) -> GroundSet:
+def part_of(ground: GroundSet, rows_M: Tensor, *, helpers: RankGroup) -> GroundSet:
     """Some rows, ascending, as a ground set that each rank evaluates for itself; made once if they are all."""
     if rows_M.numel() == ground.num_samples:
         # not kept by itself: a cycle would keep the block in memory
-        return ground if ground.ranks.size == 1 else ground.cached("unshared", lambda: ground.unshared(helpers))
-    constraint = None if ground.constraint is None else ground.constraint.part(rows_M)
-    return GroundSet(
-        features_ND=ground.features(rows_M),
-        quality_N=ground.quality_N[rows_M],
-        num_selected=_size(rule, rows_M.numel(), constraint),
-        helpers=helpers,
-        constraint=constraint,
-    )
-
-
-def _size(rule: BudgetRule, num_samples: int, constraint: Constraint | None) -> int:
-    return budget(rule.select_ratio, num_samples) if constraint is None else constraint.typical_size
+        shares = ground.shares
+        return ground if shares.ranks.size == 1 else shares.cached("unshared", lambda: ground.unshared(helpers))
+    return GroundSet.of(ground.features(rows_M), ground.quality_N[rows_M], ground.budget.part(rows_M), helpers=helpers)

@@ -16,7 +16,7 @@ from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed.collectives import RankGroup, raise_on_all_ranks
 from datamask_pl.errors import CheckpointError, ConfigError, check_choice
-from datamask_pl.functional.budget import BudgetRule
+from datamask_pl.functional.budget import BudgetSpec
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.io.checkpoints import STATE_KEY
@@ -104,7 +104,7 @@ class MaskLearner(LightningModule):
         self.automatic_optimization = False
         check_choice("model.estimator", estimator, get_args(Estimator))
         check_choice("model.init", init, get_args(Initialization))
-        self.rule = BudgetRule(select_ratio, group_budget)
+        self.spec = BudgetSpec(select_ratio, group_budget)
         self.calibrate = calibrate
         self.estimator: Estimator = estimator
         self.control_variate = control_variate
@@ -174,7 +174,7 @@ class MaskLearner(LightningModule):
         with raise_on_all_ranks():
             options.check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
-            check_budgets(self.rule, source, step_share=1.0 if self.is_whole_block else step_share)
+            check_budgets(self.spec, source, step_share=1.0 if self.is_whole_block else step_share)
         if self._has_default_steps and self.is_controlled and not self.is_whole_block:
             options.warn_of_few_steps(self.num_steps, step_share)
         source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
@@ -315,14 +315,14 @@ class MaskLearner(LightningModule):
     def _begin_block(self, batch: PartialBatch) -> BlockState:
         started_s = time.perf_counter()
         block, device = batch.block, self.device
-        ground = make_ground(block, self.rule, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
+        ground = make_ground(block, self.spec, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
         restored, self._restored = self._restored, None
         if restored is None:
             self.policy.reset(ground.quality_N, ground.num_selected, init=self.init, is_independent=self.is_whole_block)
         else:
             self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(device)
         scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
-        mask_N = ground.top_k(self.policy.logits.detach()[: block.num_samples])
+        mask_N = ground.budget.fill(self.policy.logits.detach()[: block.num_samples])
         state = BlockState(block, ground, scales.to(device), mask_N, started_s=started_s)
         if restored is not None:
             state.restore(restored)
@@ -340,7 +340,7 @@ class MaskLearner(LightningModule):
     def _part_of(self, ground: GroundSet, batch: PartialBatch) -> GroundSet:
         """The batch's rows as a ground set of their own, evaluated by each rank for itself."""
         assert batch.rows_M is not None
-        return part_of(ground, batch.rows_M, self.rule, helpers=self.ranks)
+        return part_of(ground, batch.rows_M, helpers=self.ranks)
 
     def _update(self, batch: PartialBatch, state: BlockState) -> Update:
         block, step = batch.block.index, batch.step
@@ -388,10 +388,10 @@ class MaskLearner(LightningModule):
     def settings(self) -> dict[str, Any]:
         """What decides the mask of given data, by the name of its option."""
         names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish", "patience", "min_churn"]
-        settings: dict[str, Any] = {"model.select_ratio": self.rule.select_ratio}
+        settings: dict[str, Any] = {"model.select_ratio": self.spec.select_ratio}
         settings |= {f"model.{name}": getattr(self, name) for name in names}
         if self._source.has_groups:
-            settings["model.group_budget"] = self.rule.group_budget
+            settings["model.group_budget"] = self.spec.group_budget
         if not self.is_whole_block:
             settings["model.num_rollouts"] = self.num_rollouts
             settings["model.control_variate"] = self.control_variate

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from datamask_pl.errors import BudgetError, ConfigError, warn
-from datamask_pl.functional.budget import budget, share_of
+from datamask_pl.functional.budget import num_to_keep, share_of
 
 
 def check(is_allowed: bool, rule: str, value: object) -> None:
@@ -45,7 +45,7 @@ def check_trainer(trainer: Trainer) -> None:
 def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> None:
     """Raises a BudgetError if the part of a block in which a step draws masks is too small to keep anything."""
     try:
-        budget(select_ratio, share_of(partial, num_samples))
+        num_to_keep(select_ratio, share_of(partial, num_samples))
     except BudgetError as error:
         raise BudgetError(
             f"data.partial: a step draws masks in {partial:g} of a block of {num_samples} samples; there {error}"

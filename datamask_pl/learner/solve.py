@@ -5,13 +5,11 @@ Shapes: R masks, N samples.
 
 from __future__ import annotations
 
-from itertools import repeat
-
 import torch
 from torch import Tensor
 
-from datamask_pl.data.types import BlockResult, Values, group_budgets_of
-from datamask_pl.functional.rollouts import constrained, plackett_luce
+from datamask_pl.data.types import BlockResult, Values
+from datamask_pl.functional.constraint import Constrained
 from datamask_pl.functional.swaps.coverage import CandidateCoverage
 from datamask_pl.functional.swaps.polish import polish
 from datamask_pl.functional.swaps.pooled import Interactions
@@ -33,19 +31,11 @@ def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tenso
 
 
 def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -> Tensor:
-    equal_N = torch.zeros(ground.num_samples)
-    if ground.constraint is not None:
-        keys = [constrained.gumbel_keys(equal_N, generator=generator) for _ in range(num_masks)]
-        return torch.stack([ground.constraint.fill(key_N.to(ground.device)) for key_N in keys])
-    masks_RN = torch.zeros(num_masks, ground.num_samples, dtype=torch.bool)
-    draws = plackett_luce.draw_each(equal_N, ground.num_selected, generators=repeat(generator, num_masks))
-    for mask_N, (rows, _) in zip(masks_RN, draws, strict=True):
-        mask_N[rows] = True
-    return masks_RN.to(ground.device)
+    return ground.budget.uniform_masks(num_masks, generator=generator, device=ground.device)
 
 
 def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Tensor:
-    """Standard deviation of every term over 64 random masks of the budget. Collective over `ground.ranks`.
+    """Standard deviation of every term over 64 random masks of the budget. Collective over `ground.shares.ranks`.
 
     Args:
         objective: the terms.
@@ -92,7 +82,7 @@ def round_logits(
     Returns:
         bool (N,), with exactly the budget kept, or of a cost at most that.
     """
-    starts = [ground.top_k(logits_N)]
+    starts = [ground.budget.fill(logits_N)]
     if best_rollout_N is not None:
         starts.append(best_rollout_N)
 
@@ -102,7 +92,7 @@ def round_logits(
     def gains(mask_N: Tensor) -> Tensor:
         if not objective.has_expectation:
             return logits_N.double()
-        return objective.linearize(mask_N.double(), ground, scales)[0].gradient_N
+        return objective.value_and_gradient(mask_N.double(), ground, scales)[0].gradient_N
 
     best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
     if not is_polished:
@@ -122,13 +112,13 @@ def round_logits(
         features=ground.centered,
         interactions=interactions if objective.has_interactions else None,
         covered=covered if objective.has_coverage else None,
-        constraint=ground.constraint,
+        constraint=ground.budget if isinstance(ground.budget, Constrained) else None,
     )
     return polished_N
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
-    """The values of each mask. Collective over `ground.ranks`.
+    """The values of each mask. Collective over the ranks of the ground set.
 
     Raises:
         ObjectiveError: If a term that counts is not finite; on all ranks.
@@ -164,23 +154,23 @@ def solve(
         best_rollout_N=state.best_mask_N,
     )
     random_N = draw_uniform_masks(1, ground, seed=seed)[0]
-    masks_RN = torch.stack([mask_N, random_N, ground.top_k(ground.quality_N)])
+    masks_RN = torch.stack([mask_N, random_N, ground.budget.fill(ground.quality_N)])
     mask, random, top_quality = value_of(masks_RN, objective=objective, ground=ground, scales=scales)
     names = [term.name for term in objective.terms]
     # writing and drawing the block takes memory in addition
-    ground.forget()
+    ground.shares.forget()
     give_back_memory()
     return BlockResult(
         block=state.block,
         num_selected=int(mask_N.sum()),
         mask_N=mask_N.cpu(),
         logits_N=logits_N.cpu().clone(),
-        probability_N=ground.probabilities(logits_N).float().cpu(),
+        probability_N=ground.budget.probabilities(logits_N).float().cpu(),
         mask=mask,
         random=random,
         top_quality=top_quality,
         scales=dict(zip(names, scales.tolist(), strict=True)),
         num_steps=state.num_steps,
         seconds=state.seconds,
-        budgets=[] if ground.constraint is None else group_budgets_of(ground.constraint, mask_N),
+        budgets=ground.budget.spent(mask_N),
     )

@@ -108,7 +108,7 @@ class BlockState:
         Returns:
             The share of the mask that is new since the last look.
         """
-        mask_N = self.ground.top_k(logits_N)
+        mask_N = self.ground.budget.fill(logits_N)
         churn = float((mask_N & ~self.mask_N).sum()) / self.ground.num_selected
         self.mask_N = mask_N
         self.num_unchanged = self.num_unchanged + 1 if churn < min_churn else 0

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datamask_pl.data.types import BlockResult, GroupBudget, Values
+from datamask_pl.data.types import BlockResult, Values
 from datamask_pl.errors import ConfigError, warn
+from datamask_pl.functional.budget import GroupBudget
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.paths import AnyPath, list_names, read_footer
 from datamask_pl.io.records import DAMAGES, check_kinds, checksum, decode, differences

@@ -15,6 +15,7 @@ from torch import Tensor
 from datamask_pl.functional.terms import disf, pairwise
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
 from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.swap_support import SupportsInteractions
 
 # Ground sets up to this many samples keep their squared Gram matrix: 64 MiB.
 MAX_GRAM_SAMPLES = 4096
@@ -27,7 +28,7 @@ class _WithSizeSlope(Expectation):
     size_slope: Tensor
 
 
-class DiSF(ClosedFormObjective):
+class DiSF(ClosedFormObjective, SupportsInteractions):
     """Minus the squared Frobenius norm of the set's covariance: no direction of the features may dominate.
 
     Args:
@@ -53,20 +54,20 @@ class DiSF(ClosedFormObjective):
             return disf.disf_value(self._moment_of_mask(masks_RN[0], ground), num_selected=k)[None]
         return torch.stack([disf.disf_value(moment, num_selected=k) for moment in self._moments(masks_RN, ground)])
 
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """See `ClosedFormObjective.linearize`."""
-        return self._linearize_standardized(p_N, ground) if self.standardize else self._linearize_plain(p_N, ground)
+    def value_and_gradient(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.value_and_gradient`."""
+        return self._closed_form_standardized(p_N, ground) if self.standardize else self._closed_form_plain(p_N, ground)
 
     @property
     def has_interactions(self) -> bool:
-        """See `Objective.has_interactions`."""
+        """See `SupportsInteractions.has_interactions`."""
         return not self.standardize
 
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
-        """See `Objective.interactions`."""
+        """See `SupportsInteractions.interactions`."""
         return disf.disf_interactions(ground.centered(rows), ground.centered(others), num_selected=ground.num_selected)
 
-    def _linearize_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+    def _closed_form_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected
         is_mask = bool(((p_N == 0) | (p_N == 1)).all())
         # gains of a mask choose the swaps, and are as exact as its value
@@ -75,7 +76,7 @@ class DiSF(ClosedFormObjective):
             moment_DD = self._moment_of_mask(p_N == 1, ground)
         else:
             moment_DD = self._moment(p_N, ground, multiply=disf.quick_moment if is_quick else disf.weighted_moment)
-        fourth_power_N = ground.cached(
+        fourth_power_N = ground.shares.cached(
             "fourth_power",
             lambda: self._by_pieces(lambda rows: ground.centered(rows).square().sum(1).double().square(), ground),
         )
@@ -91,7 +92,7 @@ class DiSF(ClosedFormObjective):
         gradient_N = -(2 * forms_N + (1 - 2 * p_N) * fourth_power_N) / k**2
         return Expectation(disf.disf_expectation(moment_DD, p_N, fourth_power_N, num_selected=k), gradient_N)
 
-    def _linearize_standardized(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+    def _closed_form_standardized(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected
         with torch.enable_grad():
             sum_D = self._sum(p_N, ground).requires_grad_()
@@ -104,23 +105,23 @@ class DiSF(ClosedFormObjective):
             centered_CD = ground.centered(rows).double()
             return disf.quadratic_forms(centered_CD, slope_DD) + centered_CD @ slope_D
 
-        return _WithSizeSlope(value.detach(), ground.map_over_slices(marginal_gains), size_slope=size_slope)
+        return _WithSizeSlope(value.detach(), ground.shares.map_over_slices(marginal_gains), size_slope=size_slope)
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
-        """See `Objective.size_slope`."""
+        """See `ClosedFormObjective.size_slope`."""
         return found.size_slope if isinstance(found, _WithSizeSlope) else -2.0 * found.value / ground.num_selected
 
     @staticmethod
     def _by_pieces(part: Callable[[slice], Tensor], ground: GroundSet) -> Tensor:
         """One value a row, of pieces that stay in the caches: float64 (N,). Collective."""
-        return ground.map_over_slices(
+        return ground.shares.map_over_slices(
             lambda rows: torch.cat([part(piece) for piece in disf.pieces(rows, ground.device)])
         )
 
     @classmethod
     def _moment_of_mask(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:
         """The moment of a mask; the last one is kept, since a mask's gains are asked for after its value."""
-        last: list[tuple[Tensor, Tensor]] = ground.cached("last_mask_and_moment", list)
+        last: list[tuple[Tensor, Tensor]] = ground.shares.cached("last_mask_and_moment", list)
         if not last or not torch.equal(last[0][0], mask_N):
             last[:] = [(mask_N.clone(), cls._moment(mask_N, ground))]
         return last[0][1]
@@ -163,16 +164,16 @@ class DiSF(ClosedFormObjective):
             return functools.reduce(torch.Tensor.add_, moments)
 
         # |z_a z_b| <= |x|^2 + 3 <= 4
-        return ground.sum_over_slices(part, bound=4.0 * ground.num_samples)
+        return ground.shares.sum_over_slices(part, bound=4.0 * ground.num_samples)
 
     @staticmethod
     def _sum(weights_N: Tensor, ground: GroundSet) -> Tensor:
         ground.mean()
-        return ground.sum_over_slices(
+        return ground.shares.sum_over_slices(
             lambda rows: pairwise.mask_sums(ground.centered(rows).double(), weights_N[None, rows])[0],
             bound=2.0 * ground.num_samples,
         )
 
     @staticmethod
     def _squared_gram(ground: GroundSet) -> list[Tensor]:
-        return ground.cached("squared_gram", lambda: disf.squared_gram(ground.centered(slice(None))))
+        return ground.shares.cached("squared_gram", lambda: disf.squared_gram(ground.centered(slice(None))))

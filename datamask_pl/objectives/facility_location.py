@@ -6,7 +6,7 @@ Shapes: R masks, N samples, C samples of a slice, D features, T neighbours, V sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from datamask_pl.functional.threads import one_thread_each
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
+from datamask_pl.objectives.swap_support import SupportsCoverage
 
 # Bounds on the default length of a neighbour list.
 MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
@@ -32,7 +33,7 @@ OPEN_ROWS = 1024
 MAX_LOOKED_UP = 2**17
 
 
-class FacilityLocation(ClosedFormObjective):
+class FacilityLocation(ClosedFormObjective, SupportsCoverage):
     """Mean over all samples of the block of the similarity to the most similar kept one.
 
     `expectation` walks the lists of the nearest neighbours; what lies behind their end is left out, and bounded in the
@@ -51,6 +52,8 @@ class FacilityLocation(ClosedFormObjective):
         ConfigError: If an option is out of range.
     """
 
+    holds_lists: ClassVar[bool] = True
+
     def __init__(
         self, *, num_neighbors: int | None = None, neighbors: NeighborSearch = "auto", recall: float = 0.95
     ) -> None:
@@ -63,13 +66,8 @@ class FacilityLocation(ClosedFormObjective):
         self.neighbors = neighbors
         self.recall = recall
 
-    @property
-    def holds_lists(self) -> bool:
-        """See `Objective.holds_lists`."""
-        return True
-
     def prepare(self, ground: GroundSet, *, num_masks: int) -> None:
-        """See `Objective.prepare`. Collective over `ground.ranks` and `ground.helpers`."""
+        """See `Objective.prepare`. Collective over `ground.shares.ranks` and `ground.shares.helpers`."""
         # exact lists are N^2 D products, brute force R K N D; approximate lists are found where they are asked for, so
         # that all masks are judged by them
         is_cheaper = num_masks * ground.num_selected >= ground.num_samples
@@ -79,7 +77,7 @@ class FacilityLocation(ClosedFormObjective):
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
         """See `Objective.value`."""
         self.prepare(ground, num_masks=masks_RN.shape[0])
-        if not ground.is_cached(self._key(ground)):
+        if not ground.shares.is_cached(self._key(ground)):
             return torch.stack([self._brute_force(mask_N, ground) for mask_N in masks_RN])
         table, n = self._table(ground), ground.num_samples
         packed_NB = pack_bits(masks_RN.T.contiguous())
@@ -98,10 +96,10 @@ class FacilityLocation(ClosedFormObjective):
             nearest = self._nearest_kept([torch.cat(open_rows[index]) for index in is_open], masks_RN[is_open], ground)
             for index, nearest_V in zip(is_open, nearest, strict=True):
                 total_R[index] += round_to_grid(nearest_V, bound=2.0 * n).sum()
-        return ground.ranks.sum_(total_R) / n
+        return ground.shares.ranks.sum_(total_R) / n
 
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """See `ClosedFormObjective.linearize`."""
+    def value_and_gradient(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.value_and_gradient`."""
         n, table = ground.num_samples, self._table(ground)
         p_table_N = p_N.to(torch.float64 if table.similarity_TV.dtype == torch.float64 else torch.float32)
         scale = grid_scale(2.0 * n)
@@ -119,14 +117,14 @@ class FacilityLocation(ClosedFormObjective):
             totals.index_add_(0, neighbors, gains.view(-1))
             totals[n] += (coverage.value_V.double() * scale).round_().sum()
             totals[n + 1] += coverage.left_out_V.double().round_().sum()
-        ground.ranks.sum_(totals).mul_(1 / scale).div_(n)
+        ground.shares.ranks.sum_(totals).mul_(1 / scale).div_(n)
         diagnostics = {"truncation_bound": totals[n + 1]}
         if is_approximate(self.neighbors, n):
             diagnostics["recall"] = torch.tensor(table.recall, dtype=torch.float64, device=ground.device)
         return Expectation(totals[n], totals[:n], diagnostics)
 
     def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Objective.coverage`."""
+        """See `SupportsCoverage.coverage`."""
         table = self._table(ground)
         candidate_N = torch.where(mask_N, facility_location.OTHER_KEPT, facility_location.OTHER).int()
         candidate_N[rows_P] = torch.arange(rows_P.numel(), dtype=torch.int32, device=rows_P.device)
@@ -139,18 +137,18 @@ class FacilityLocation(ClosedFormObjective):
             )
             parts.append(torch.stack([table.rows_V[chunk][sample_E].double(), candidate_E.double(), more_E]))
         own = torch.cat(parts, dim=1) if parts else torch.zeros(3, 0, dtype=torch.float64, device=ground.device)
-        sample_E, candidate_E, more_E = ground.ranks.concatenate(own)
+        sample_E, candidate_E, more_E = ground.shares.ranks.concatenate(own)
         return sample_E.long(), candidate_E.long(), more_E / ground.num_samples
 
     def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
         wanted = self.num_neighbors or min(
-            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.typical_size))
+            MAX_NEIGHBORS, max(MIN_NEIGHBORS, -(-6 * ground.num_samples // ground.budget.typical_size))
         )
         return "neighbors", min(wanted, ground.num_samples), self.neighbors, self.recall
 
     def _table(self, ground: GroundSet) -> NeighborTable:
         key = self._key(ground)
-        return ground.cached(
+        return ground.shares.cached(
             key,
             lambda: build_table(ground, num_neighbors=key[1], search=self.neighbors, wanted_recall=self.recall),
         )
@@ -158,7 +156,7 @@ class FacilityLocation(ClosedFormObjective):
     def _buffers(self, ground: GroundSet, dtype: torch.dtype) -> facility_location.WalkBuffers:
         table = self._table(ground)
         longest = max((chunk.stop - chunk.start for chunk in table.chunks), default=0)
-        return ground.cached(
+        return ground.shares.cached(
             ("walk_buffers", self._key(ground), dtype),
             lambda: facility_location.WalkBuffers(len(table.neighbor_TV), longest, dtype=dtype, device=ground.device),
         )
@@ -169,8 +167,8 @@ class FacilityLocation(ClosedFormObjective):
 
         2 V K D operations a mask, most of them quick; bits do not depend on what else is asked for.
         """
-        pairs: SimilarPairs = ground.cached(
-            "similar_pairs", lambda: SimilarPairs.among(ground.features, list(ground.slices_of(RankGroup())))
+        pairs: SimilarPairs = ground.shares.cached(
+            "similar_pairs", lambda: SimilarPairs.among(ground.features, list(ground.shares.slices_of(RankGroup())))
         )
         num_rows, num_kept = (rows_at_once(count, ground.device) for count in (OPEN_ROWS, PANEL_ROWS))
         first_N = ground.first_copies()
@@ -195,7 +193,7 @@ class FacilityLocation(ClosedFormObjective):
 
     @classmethod
     def _brute_force(cls, mask_N: Tensor, ground: GroundSet) -> Tensor:
-        total = ground.sum_over_slices(
+        total = ground.shares.sum_over_slices(
             lambda rows: cls._nearest_kept([rows], mask_N[None], ground)[0].double().sum(),
             bound=2.0 * ground.num_samples,
         )

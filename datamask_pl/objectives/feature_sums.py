@@ -21,7 +21,7 @@ SAMPLES_PER_CHANGE = 128
 
 
 def of_probabilities(p_N: Tensor, ground: GroundSet) -> Tensor:
-    """Sum of p_i x_i: float64 (D,). Collective over `ground.ranks`.
+    """Sum of p_i x_i: float64 (D,). Collective over `ground.shares.ranks`.
 
     Args:
         p_N: float64 (N,), inclusion probabilities, or a mask as 0 and 1.
@@ -33,7 +33,7 @@ def of_probabilities(p_N: Tensor, ground: GroundSet) -> Tensor:
 
 
 def of_masks(masks_RN: Tensor, ground: GroundSet) -> Tensor:
-    """Sum of the features that each mask keeps: float64 (R, D). Collective over `ground.ranks`.
+    """Sum of the features that each mask keeps: float64 (R, D). Collective over `ground.shares.ranks`.
 
     Args:
         masks_RN: bool (R, N).
@@ -41,7 +41,7 @@ def of_masks(masks_RN: Tensor, ground: GroundSet) -> Tensor:
     """
     if not _knows_differences(ground):
         return _in_one_pass(masks_RN, ground)
-    last: list[tuple[Tensor, Tensor]] = ground.cached("last_mask_and_sum", list)
+    last: list[tuple[Tensor, Tensor]] = ground.shares.cached("last_mask_and_sum", list)
     max_changed = ground.num_samples // SAMPLES_PER_CHANGE
     if not last or int((masks_RN[0] ^ last[0][0]).sum()) > max_changed:
         last[:] = [(masks_RN[0].clone(), _exact(masks_RN[:1], ground)[0])]
@@ -66,12 +66,12 @@ def _knows_differences(ground: GroundSet) -> bool:
 
 def _exact(masks_RN: Tensor, ground: GroundSet) -> Tensor:
     bound = ground.num_samples
-    return ground.sum_over_slices(
+    return ground.shares.sum_over_slices(
         lambda rows: masks_RN[:, rows].double() @ round_to_grid(ground.features(rows), bound=bound), bound=bound
     )
 
 
 def _in_one_pass(weights_RN: Tensor, ground: GroundSet) -> Tensor:
-    return ground.sum_over_slices(
+    return ground.shares.sum_over_slices(
         lambda rows: mask_sums(ground.features(rows), weights_RN[:, rows]), bound=ground.num_samples
     )

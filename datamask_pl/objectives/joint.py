@@ -14,12 +14,13 @@ from torch import Tensor
 
 from datamask_pl.errors import ConfigError, ObjectiveError
 from datamask_pl.functional.swaps.coverage import CandidateCoverage
-from datamask_pl.objectives.base import Expectation, Objective
+from datamask_pl.objectives.base import ClosedFormObjective, Expectation, Objective
 from datamask_pl.objectives.disf import DiSF
 from datamask_pl.objectives.facility_location import FacilityLocation
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.pairwise import PairwiseSimilarity
 from datamask_pl.objectives.quality import Quality
+from datamask_pl.objectives.swap_support import SupportsCoverage, SupportsInteractions
 
 DiversityName = Literal["facility_location", "pairwise", "disf"]
 
@@ -52,10 +53,26 @@ def resolve_objective(choice: str | Objective) -> tuple[str, Objective]:
     """
     if isinstance(choice, Objective):
         names = {kind: name for name, kind in _OBJECTIVES.items()}
+        _refuse_old_names(choice)
         return names.get(type(choice), type(choice).__name__), choice
     if choice not in _OBJECTIVES:
         raise ConfigError(f"model.diversity must be one of {', '.join(_OBJECTIVES)} or a class path, got {choice!r}.")
     return choice, _OBJECTIVES[choice]()
+
+
+def _refuse_old_names(objective: Objective) -> None:
+    """Raises a ConfigError if the class was written for an interface that is no longer called."""
+    kind = type(objective)
+    defined = {name for each in kind.__mro__ for name in vars(each)}
+    wanted = {
+        "linearize": None,
+        "interactions": SupportsInteractions,
+        "coverage": SupportsCoverage,
+    }
+    for name, base in wanted.items():
+        if name in defined and (base is None or not isinstance(objective, base)):
+            remedy = "rename it to value_and_gradient" if base is None else f"derive it from {base.__name__}, too"
+            raise ConfigError(f"model.diversity: {kind.__name__} has a method {name}, which is not called; {remedy}.")
 
 
 @dataclass(frozen=True)
@@ -105,18 +122,20 @@ class JointObjective:
     @property
     def has_interactions(self) -> bool:
         """True if every term that counts has interactions."""
-        return all(term.objective.has_interactions for term in self.terms if term.weight > 0)
+        objectives = [term.objective for term in self.terms if term.weight > 0]
+        return all(isinstance(each, SupportsInteractions) and each.has_interactions for each in objectives)
 
     @property
     def holds_lists(self) -> bool:
         """True if a term that counts keeps more of a block than its features take."""
-        return any(term.objective.holds_lists for term in self.terms if term.weight > 0)
+        objectives = [term.objective for term in self.terms if term.weight > 0]
+        return any(isinstance(each, ClosedFormObjective) and each.holds_lists for each in objectives)
 
     @property
     def has_coverage(self) -> bool:
         """True if one term that counts gives what candidates cover, and no other but quality counts."""
         others = [term for term in self.terms if term.weight > 0 and not isinstance(term.objective, Quality)]
-        return len(others) == 1 and others[0].objective.has_coverage
+        return len(others) == 1 and isinstance(others[0].objective, SupportsCoverage)
 
     def without_expectation(self) -> list[str]:
         """Names of the terms that can only be trained by the rollout estimators."""
@@ -149,7 +168,7 @@ class JointObjective:
                     f"objective {term.name} returned {seen} for {masks_RN.shape[0]} masks; "
                     f"`value` must return one number a mask, a tensor of shape ({masks_RN.shape[0]},)."
                 )
-            rows.append(value_R.detach().to(masks_RN.device).double())
+            rows.append(value_R)
         return torch.stack(rows)
 
     def combine(self, values: Tensor, scales: Tensor) -> Tensor:
@@ -176,7 +195,7 @@ class JointObjective:
                     "`value` must return finite numbers."
                 )
 
-    def linearize(
+    def value_and_gradient(
         self, p_N: Tensor, ground: GroundSet, scales: Tensor, *, when: str = "of a mask"
     ) -> tuple[Expectation, Tensor]:
         """Value and gradient of the joint expectation, and every term's expectation, unscaled (number of terms,).
@@ -193,7 +212,7 @@ class JointObjective:
         for index, (term, factor) in enumerate(zip(self.terms, self._factors(scales).tolist(), strict=True)):
             if factor == 0.0:
                 continue
-            part = _linearize(term.objective, p_N, ground)
+            part = _value_and_gradient(term.objective, p_N, ground)
             if not bool(torch.stack([part.value, *part.gradient_N.aminmax()]).isfinite().all()):
                 raise _not_finite(
                     f"objective {term.name} has an expectation of {part.value.item()} with "
@@ -211,16 +230,17 @@ class JointObjective:
         return Expectation(value, torch.zeros_like(p_N) if gradient_N is None else gradient_N, diagnostics), term_values
 
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet, scales: Tensor) -> Tensor:
-        """See `Objective.interactions`; 0 for a sample and itself."""
+        """See `SupportsInteractions.interactions`; 0 for a sample and itself."""
         row_C = torch.arange(ground.num_samples, device=others.device)[rows]
         total_CO = torch.zeros((), device=others.device).expand(row_C.numel(), others.numel())
         for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
             if factor != 0.0:
+                assert isinstance(term.objective, SupportsInteractions)
                 total_CO = torch.add(total_CO, term.objective.interactions(rows, others, ground), alpha=factor)
         return total_CO.masked_fill(row_C[:, None] == others, 0.0)
 
     def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet, scales: Tensor) -> CandidateCoverage:
-        """What some candidates cover, in units of the joint objective. Collective over `ground.ranks`.
+        """What some candidates cover, in units of the joint objective. Collective over `ground.shares.ranks`.
 
         Args:
             mask_N: bool (N,).
@@ -233,11 +253,11 @@ class JointObjective:
         for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
             if factor == 0.0:
                 continue
-            if term.objective.has_coverage:
+            if isinstance(term.objective, SupportsCoverage):
                 *entries, worth_E = term.objective.coverage(mask_N, rows_P, ground)
                 entries.append(worth_E * factor)
             else:
-                alone_P += _linearize(term.objective, mask_N.double(), ground).gradient_N[rows_P] * factor
+                alone_P += _value_and_gradient(term.objective, mask_N.double(), ground).gradient_N[rows_P] * factor
         return CandidateCoverage(*(values.cpu().numpy() for values in (*entries, alone_P)))
 
     def _factors(self, scales: Tensor) -> Tensor:
@@ -246,27 +266,24 @@ class JointObjective:
 
 
 def _value(objective: Objective, masks_RN: Tensor, ground: GroundSet) -> Tensor:
-    """The values, each mask judged by its own size where sizes are free."""
-    if not ground.has_free_size:
-        return objective.value(masks_RN, ground)
+    """The values, each mask judged by its own size."""
     value_R = torch.zeros(masks_RN.shape[0], dtype=torch.float64, device=masks_RN.device)
-    sizes = masks_RN.sum(1)
-    for size in sorted(set(sizes.tolist())):
-        is_of_size_R = sizes == size
-        part = objective.value(masks_RN[is_of_size_R], ground.sized(size))
-        if not isinstance(part, Tensor) or part.shape != (int(is_of_size_R.sum()),):
+    for index, size in ground.budget.by_size(masks_RN):
+        part = objective.value(masks_RN[index], ground.sized(size))
+        if not isinstance(part, Tensor) or part.shape != value_R[index].shape:
             return part  # of a shape that the caller refuses
-        value_R[is_of_size_R] = part.detach().to(value_R.device).double()
+        value_R[index] = part.detach().to(value_R.device).double()
     return value_R
 
 
-def _linearize(objective: Objective, p_N: Tensor, ground: GroundSet) -> Expectation:
+def _value_and_gradient(objective: Objective, p_N: Tensor, ground: GroundSet) -> Expectation:
     """The expectation; where sizes are free, to first order: divided by the expected size, exact where p is a mask."""
-    if not ground.has_free_size:
-        return objective.linearize(p_N, ground)
-    size = float(p_N.sum())
-    part = objective.linearize(p_N, ground.sized(size))
-    return replace(part, gradient_N=part.gradient_N + objective.size_slope(p_N, part, ground.sized(size)))
+    if ground.budget.is_size_fixed:
+        return objective.value_and_gradient(p_N, ground)
+    sized = ground.sized(float(ground.budget.expected_size(p_N)))
+    found = objective.value_and_gradient(p_N, sized)
+    slope = objective.size_slope(p_N, found, sized) if isinstance(objective, ClosedFormObjective) else 0.0
+    return replace(found, gradient_N=found.gradient_N + slope)
 
 
 def _not_finite(message: str) -> ObjectiveError:

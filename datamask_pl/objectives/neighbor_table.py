@@ -64,10 +64,10 @@ def build_table(
         search: how.
         wanted_recall: of an approximate search, in (0, 1].
     """
-    sharers = ground.ranks if ground.helpers.size == 1 else ground.helpers
+    sharers = ground.shares.ranks if ground.shares.helpers.size == 1 else ground.shares.helpers
     first_N = ground.first_copies()
     duplicates = None if first_N is None else find_duplicates(first_N, num_neighbors)
-    features, slices = ground.features, list(ground.slices_of(RankGroup()))
+    features, slices = ground.features, list(ground.shares.slices_of(RankGroup()))
     if duplicates is not None:
         edges = torch.tensor([0, *(rows.stop for rows in slices)], device=ground.device)
         edges_U = sorted({*torch.searchsorted(duplicates.kept_U, edges).tolist()})
@@ -75,7 +75,7 @@ def build_table(
         slices = [slice(*pair) for pair in itertools.pairwise(edges_U)]
 
     def label(centers_CD: Tensor) -> Tensor:
-        label_N = ground.map_over_slices(lambda rows: nearest_center(ground.features(rows), centers_CD))
+        label_N = ground.shares.map_over_slices(lambda rows: nearest_center(ground.features(rows), centers_CD))
         return (label_N if duplicates is None else label_N[duplicates.kept_U]).long()
 
     lists = neighbors(
@@ -92,7 +92,7 @@ def build_table(
             f"approximate neighbour lists reach a recall of only {lists.recall:.2f} (< {LOW_RECALL}); reported "
             "facility-location values are lower bounds; raise `recall`, or use `neighbors: exact`."
         )
-    if ground.helpers.size > 1:
+    if ground.shares.helpers.size > 1:
         lists = _whole(lists, sharers)
     if duplicates is not None:
         lists = _with_duplicates(lists, duplicates)

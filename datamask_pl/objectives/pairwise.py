@@ -12,9 +12,10 @@ from datamask_pl.functional.terms.quality import weigh_masks
 from datamask_pl.objectives import feature_sums
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
 from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.swap_support import SupportsInteractions
 
 
-class PairwiseSimilarity(ClosedFormObjective):
+class PairwiseSimilarity(ClosedFormObjective, SupportsInteractions):
     """Minus the mean cosine between the members of the set. Exact in every estimator."""
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
@@ -24,31 +25,31 @@ class PairwiseSimilarity(ClosedFormObjective):
             feature_sums.of_masks(masks_RN, ground), squared_norms_R, num_selected=ground.num_selected
         )
 
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """See `ClosedFormObjective.linearize`."""
+    def value_and_gradient(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.value_and_gradient`."""
         k = ground.num_selected
         sum_D = feature_sums.of_probabilities(p_N, ground)
         norm_N = self._squared_norm(ground)
-        gradient_N = ground.map_over_slices(
+        gradient_N = ground.shares.map_over_slices(
             lambda rows: pairwise.pairwise_gradient(
                 ground.features(rows), p_N[rows], norm_N[rows], sum_D, num_selected=k
             )
         )
-        squared_norm = ground.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
+        squared_norm = ground.shares.stack_over_slices(lambda rows: (p_N[rows].square() * norm_N[rows]).sum()).sum()
         return Expectation(pairwise.pairwise_value(sum_D[None], squared_norm[None], num_selected=k)[0], gradient_N)
 
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
-        """See `Objective.interactions`."""
+        """See `SupportsInteractions.interactions`."""
         return pairwise.pairwise_interactions(
             ground.features(rows), ground.features(others), num_selected=ground.num_selected
         )
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
-        """See `Objective.size_slope`."""
+        """See `ClosedFormObjective.size_slope`."""
         return -found.value * pairwise.relative_pairs_slope(ground.num_selected)
 
     @staticmethod
     def _squared_norm(ground: GroundSet) -> Tensor:
-        return ground.cached(
-            "squared_norm", lambda: ground.map_over_slices(lambda rows: ground.features(rows).square().sum(1))
+        return ground.shares.cached(
+            "squared_norm", lambda: ground.shares.map_over_slices(lambda rows: ground.features(rows).square().sum(1))
         )

@@ -12,13 +12,14 @@ from datamask_pl.functional.kernels import take_rows
 from datamask_pl.functional.terms.quality import quality_value
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
 from datamask_pl.objectives.ground_set import GroundSet
+from datamask_pl.objectives.swap_support import SupportsInteractions
 
 
-class Quality(ClosedFormObjective):
+class Quality(ClosedFormObjective, SupportsInteractions):
     """Mean scaled quality of the set. Exact in every estimator."""
 
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
-        """See `Objective.interactions`."""
+        """See `SupportsInteractions.interactions`."""
         num_rows = take_rows(ground.quality_N, rows).numel()
         return torch.zeros((), device=others.device).expand(num_rows, others.numel())
 
@@ -26,16 +27,16 @@ class Quality(ClosedFormObjective):
         """See `Objective.value`."""
         return quality_value(masks_RN, ground.quality_N, num_selected=ground.num_selected)
 
-    def linearize(self, p_N: Tensor, ground: GroundSet) -> Expectation:
-        """See `ClosedFormObjective.linearize`."""
+    def value_and_gradient(self, p_N: Tensor, ground: GroundSet) -> Expectation:
+        """See `ClosedFormObjective.value_and_gradient`."""
 
         def build() -> Tensor:
             return ground.quality_N.double() / ground.num_selected
 
         # where sizes are free, num_selected is of this p alone
-        gradient_N = build() if ground.has_free_size else ground.cached("quality_gradient", build)
+        gradient_N = ground.shares.cached("quality_gradient", build) if ground.budget.is_size_fixed else build()
         return Expectation(p_N @ gradient_N, gradient_N)
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
-        """See `Objective.size_slope`."""
+        """See `ClosedFormObjective.size_slope`."""
         return -found.value / ground.num_selected

@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from datamask_pl.functional.budget import BudgetRule
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import BudgetSpec
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import Holdings
 from tests.support import oracles
 
 KINDS = ["costs", "groups", "group ratios", "groups and costs", "forced", "forced and groups", "forced and costs"]
@@ -13,7 +14,7 @@ KINDS = ["costs", "groups", "group ratios", "groups and costs", "forced", "force
 def make(kind, num_samples, *, seed=0, select_ratio=0.5, is_part=False):
     """A constraint of a kind over random holdings, whose costs are whole numbers."""
     rng = np.random.default_rng([seed, num_samples])
-    cost_N = group_N = fate_N = None
+    cost_N = group_N = forced_N = None
     names, group_budget = ("",), "proportional"
     if "cost" in kind:
         cost_N = torch.tensor(rng.integers(1, 8, size=num_samples)).double()
@@ -23,20 +24,20 @@ def make(kind, num_samples, *, seed=0, select_ratio=0.5, is_part=False):
     if "ratios" in kind:
         group_budget = {"a": 0.75}
     if "forced" in kind:
-        fate_N = torch.zeros(num_samples, dtype=torch.int8)
-        fate_N[int(rng.integers(num_samples))] = 1
-        fate_N[int((fate_N == 0).nonzero()[int(rng.integers(num_samples - 1))])] = -1
-    holdings = Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=names, fate_N=fate_N)
-    return Constraint(holdings, BudgetRule(select_ratio, group_budget), is_part=is_part)
+        forced_N = torch.zeros(num_samples, dtype=torch.int8)
+        forced_N[int(rng.integers(num_samples))] = 1
+        forced_N[int((forced_N == 0).nonzero()[int(rng.integers(num_samples - 1))])] = -1
+    holdings = Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=names, forced_N=forced_N)
+    return Constrained(holdings, BudgetSpec(select_ratio, group_budget), is_part=is_part)
 
 
 def allowed_masks(constraint):
     """Every mask that the constraint allows, from its definition."""
     holdings = constraint.holdings
-    group_N, fate_N = holdings.group_N.numpy(), holdings.fate_N.numpy()
+    group_N, forced_N = holdings.group_N.numpy(), holdings.forced_N.numpy()
     cost_N = np.ones(len(group_N)) if holdings.cost_N is None else holdings.cost_N.numpy()
     for mask_N in oracles.all_masks(len(group_N)):
-        if not mask_N[fate_N > 0].all() or mask_N[fate_N < 0].any():
+        if not mask_N[forced_N > 0].all() or mask_N[forced_N < 0].any():
             continue
         spent = [cost_N[mask_N & (group_N == group)].sum() for group in range(len(holdings.names))]
         pairs = list(zip(spent, constraint.budgets, strict=True))
@@ -47,7 +48,7 @@ def allowed_masks(constraint):
 def enumerate_draws(logits_N, constraint):
     """Every ordered draw with its probability, group by group, by dividing the weights of what still fits."""
     holdings = constraint.holdings
-    group_N, fate_N = holdings.group_N.numpy(), holdings.fate_N.numpy()
+    group_N, forced_N = holdings.group_N.numpy(), holdings.forced_N.numpy()
     cost_N = np.ones(len(group_N)) if holdings.cost_N is None else holdings.cost_N.numpy()
     weight_N = np.exp(np.asarray(logits_N, dtype=np.float64))
 
@@ -62,9 +63,9 @@ def enumerate_draws(logits_N, constraint):
 
     draws = [((), 1.0)]
     for group, limit in enumerate(constraint.budgets):
-        kept = (fate_N > 0) & (group_N == group)
-        rows = np.flatnonzero((fate_N == 0) & (group_N == group)).tolist()
+        kept = (forced_N > 0) & (group_N == group)
+        rows = np.flatnonzero((forced_N == 0) & (group_N == group)).tolist()
         more = list(of_group(rows, limit - cost_N[kept].sum()))
         draws = [(one + other, p * q) for one, p in draws for other, q in more]
-    kept = tuple(np.flatnonzero(fate_N > 0).tolist())
+    kept = tuple(np.flatnonzero(forced_N > 0).tolist())
     return [(kept + rows, probability) for rows, probability in draws]

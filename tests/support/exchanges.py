@@ -22,16 +22,14 @@ class Solver:
         self.quality_weight = float(rng.choice([0.0, 0.3]))
         self.features_ND = problems.unit_rows(num_samples, int(rng.choice([3, 6])), seed)
         self.quality_N = problems.qualities(num_samples, seed)
-        self.ground = problems.ground_set(
-            self.features_ND, num_selected, quality_N=self.quality_N, constraint=constraint
-        )
+        self.ground = problems.ground_set(self.features_ND, constraint or num_selected, quality_N=self.quality_N)
         self.objective = JointObjective(quality_weight=self.quality_weight, diversity=problems.DIVERSITIES[kind])
 
     def values(self, masks_RN):
         return self.objective.combine(self.objective.term_values(masks_RN, self.ground), SCALES)
 
     def gains(self, mask_N):
-        return self.objective.linearize(mask_N.double(), self.ground, SCALES)[0].gradient_N
+        return self.objective.value_and_gradient(mask_N.double(), self.ground, SCALES)[0].gradient_N
 
     def interactions(self, rows_P):
         pool = self.ground.part(rows_P)
@@ -49,7 +47,9 @@ class Solver:
         return value(mask_N)
 
     def random_mask(self, seed=0):
-        return self.ground.top_k(torch.randn(self.ground.num_samples, generator=torch.Generator().manual_seed(seed)))
+        return self.ground.budget.fill(
+            torch.randn(self.ground.num_samples, generator=torch.Generator().manual_seed(seed))
+        )
 
     def may_be(self, mask_N):
         """Whether the budget allows the mask, and nothing can be added to it."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from datamask_pl.distributed.collectives import RankGroup
-from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.budget import Budget
 from datamask_pl.objectives import ClosedFormObjective, DiSF, FacilityLocation, PairwiseSimilarity
 from datamask_pl.objectives.ground_set import GroundSet
 from tests.support import oracles
@@ -30,22 +30,20 @@ def qualities(num_samples: int, seed: int) -> np.ndarray:
 
 def ground_set(
     features_ND: np.ndarray,
-    num_selected: int,
+    budget: int | Budget,
     *,
     quality_N: np.ndarray | None = None,
     dtype: torch.dtype = torch.float64,
     num_slice_rows: int = 16_384,
     ranks: RankGroup | None = None,
-    constraint: Constraint | None = None,
 ) -> GroundSet:
     quality_N = np.zeros(len(features_ND)) if quality_N is None else quality_N
-    return GroundSet(
+    return GroundSet.of(
         features_ND=torch.tensor(features_ND, dtype=dtype),
         quality_N=torch.tensor(quality_N, dtype=dtype),
-        num_selected=num_selected,
+        budget=budget,
         num_slice_rows=num_slice_rows,
         ranks=ranks,
-        constraint=constraint,
     )
 
 

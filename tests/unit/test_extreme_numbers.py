@@ -11,7 +11,7 @@ import torch
 from datamask_pl.data.loader import draw_rows
 from datamask_pl.data.scaling import ConstantQualityWarning, MergedQualityWarning
 from datamask_pl.errors import DatamaskWarning
-from datamask_pl.functional.budget import budget
+from datamask_pl.functional.budget import num_to_keep
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.multilinear import ascent_direction, inclusion_probabilities, solve_threshold
 from datamask_pl.learner.policy import LogitAscent, MaskPolicy
@@ -25,9 +25,9 @@ class TestMoreSamplesThanFloat32Counts:
     """torch #2576: multinomial stops at 2^24 categories."""
 
     def test_the_budget(self):
-        assert budget(1.0, BEYOND_FLOAT32) == BEYOND_FLOAT32
-        assert budget(0.5, BEYOND_FLOAT32) == 2**23 + 1
-        assert budget(1e-6, BEYOND_FLOAT32) == 17
+        assert num_to_keep(1.0, BEYOND_FLOAT32) == BEYOND_FLOAT32
+        assert num_to_keep(0.5, BEYOND_FLOAT32) == 2**23 + 1
+        assert num_to_keep(1e-6, BEYOND_FLOAT32) == 17
 
     @pytest.mark.parametrize("num_selected", [1, 2**23 + 1, 2**24])
     def test_top_k(self, num_selected):
@@ -149,7 +149,7 @@ def test_a_ratio_that_keeps_none_is_an_error_that_says_which_does(workplace, cap
         fit("--data.path", path, "--model.select_ratio", "1e-6")
     assert ended.value.code == 2
     assert "select_ratio keeps 0 of 30 samples (1e-06); raise it to at least 0.0166667" in capsys.readouterr().err
-    assert budget(1e-6, 1_000_000) == 1
+    assert num_to_keep(1e-6, 1_000_000) == 1
 
 
 def test_a_millionth_of_half_a_million_is_the_one_that_is_best(workplace):

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.functional.constraint import FREE, Constraint
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import FREE
 from datamask_pl.functional.swaps import search
 
 # Up to this many free samples every allowed mask is tried.
@@ -38,7 +39,7 @@ class ConstrainedSwaps:
         features: rows int64 (C,) -> float (C, D), which tell similar candidates; None for no such test.
     """
 
-    constraint: Constraint
+    constraint: Constrained
     gains: Callable[[Tensor], Tensor]
     features: Callable[[Tensor], Tensor] | None
 
@@ -61,7 +62,7 @@ class ConstrainedSwaps:
 
         What has a positive one comes in for them as the best of what fits.
         """
-        goes = (mask_N & (self.constraint.holdings.fate_N == FREE) & (net_gain_N < 0)).nonzero().squeeze(1)
+        goes = (mask_N & (self.constraint.holdings.forced_N == FREE) & (net_gain_N < 0)).nonzero().squeeze(1)
         goes = goes[net_gain_N[goes].argsort(stable=True)]
         return search.joint_swaps(mask_N, goes[:0], goes)
 
@@ -81,14 +82,14 @@ class ConstrainedSwaps:
         return trials_RN[[self.constraint.allows(trial_N) for trial_N in trials_RN]]
 
 
-def fill_up(mask_N: Tensor, constraint: Constraint, gains: Callable[[Tensor], Tensor]) -> Tensor:
+def fill_up(mask_N: Tensor, constraint: Constrained, gains: Callable[[Tensor], Tensor]) -> Tensor:
     """The mask and what still fits, by gain per cost; gains are asked for only where something does: bool (N,)."""
     if torch.equal(constraint.fill(mask_N.double()), mask_N):
         return mask_N
     return constraint.fill(_per_cost(gains(mask_N), constraint), start_N=mask_N)
 
 
-def net_gains(gain_N: Tensor, constraint: Constraint) -> Tensor:
+def net_gains(gain_N: Tensor, constraint: Constrained) -> Tensor:
     """Gains minus what their costs would gain elsewhere in the group: float64 (N,).
 
     A unit of cost gains what it does where the group's budget would end if it were spent by gain per cost, the dual
@@ -117,11 +118,11 @@ def net_gains(gain_N: Tensor, constraint: Constraint) -> Tensor:
     return gain_N - (price_N if cost_N is None else price_N * cost_N)
 
 
-def _per_cost(gain_N: Tensor, constraint: Constraint) -> Tensor:
+def _per_cost(gain_N: Tensor, constraint: Constrained) -> Tensor:
     return gain_N if constraint.holdings.cost_N is None else gain_N / constraint.holdings.cost_N
 
 
-def match(added: Tensor, removed: Tensor, constraint: Constraint, *, net_gain_N: Tensor, room_G: Tensor) -> Tensor:
+def match(added: Tensor, removed: Tensor, constraint: Constrained, *, net_gain_N: Tensor, room_G: Tensor) -> Tensor:
     """Pairs of a sample that comes in and one of its group that goes, of a smaller net gain.
 
     The best candidates choose first, and each takes the least valuable kept sample that makes enough room. So the
@@ -153,20 +154,20 @@ def match(added: Tensor, removed: Tensor, constraint: Constraint, *, net_gain_N:
     return torch.stack([added[rows[:, 0]], removed[rows[:, 1]]], dim=1)
 
 
-def groups_and_costs(rows: Tensor, constraint: Constraint) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def groups_and_costs(rows: Tensor, constraint: Constrained) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Group and cost of some rows, on the host."""
     cost_N = constraint.holdings.cost_N
     cost = np.ones(rows.numel()) if cost_N is None else cost_N[rows].cpu().numpy()
     return constraint.holdings.group_N[rows].cpu().numpy(), cost
 
 
-def candidates(mask_N: Tensor, constraint: Constraint, net_gain_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def candidates(mask_N: Tensor, constraint: Constrained, net_gain_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Free samples to add, best first, and to remove, worst first: both int64, at most `count`."""
-    is_free_N = constraint.holdings.fate_N == FREE
+    is_free_N = constraint.holdings.forced_N == FREE
     return search.candidates(net_gain_N, ~mask_N & is_free_N, mask_N & is_free_N, count)
 
 
-def allowed_masks(constraint: Constraint) -> Iterator[Tensor]:
+def allowed_masks(constraint: Constrained) -> Iterator[Tensor]:
     """Every allowed mask to which nothing can be added, in parts: bool (R, N)."""
     num_free, device = constraint.rows_F.numel(), constraint.rows_F.device
     bits_RF = (torch.arange(2**num_free, device=device)[:, None] >> torch.arange(num_free, device=device)) & 1

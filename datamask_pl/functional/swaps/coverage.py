@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.constraint import Constrained
 from datamask_pl.functional.swaps import constrained, search
 
 # Candidates on either side of the threshold: at least so many, and so many of all samples.
@@ -80,7 +80,7 @@ def propose_by_coverage(
     *,
     gains: Callable[[Tensor], Tensor],
     coverage: Callable[[Tensor, Tensor], CandidateCoverage],
-    constraint: Constraint | None,
+    constraint: Constrained | None,
 ) -> Iterator[Iterable[Tensor]]:
     """Proposes the mask after all swaps among the candidates next to the threshold, or none where no swap gains.
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from datamask_pl.functional.constraint import Constraint
+from datamask_pl.functional.constraint import Constrained
 from datamask_pl.functional.swaps import constrained, coverage, pooled
 from datamask_pl.functional.swaps.search import Propose, swap_search
 
@@ -23,7 +23,7 @@ def polish(
     features: Callable[[Tensor], Tensor] | None = None,
     interactions: Callable[[Tensor], pooled.Interactions] | None = None,
     covered: Callable[[Tensor, Tensor], coverage.CandidateCoverage] | None = None,
-    constraint: Constraint | None = None,
+    constraint: Constrained | None = None,
     max_rounds: int = 100,
 ) -> tuple[Tensor, float]:
     """Improves a mask by swaps within its budget; of a handful of samples every mask is tried.

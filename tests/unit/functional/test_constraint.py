@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from datamask_pl.errors import BudgetError
 from datamask_pl.functional import constraint as constraint_module
 from datamask_pl.functional import multilinear
-from datamask_pl.functional.budget import BudgetRule, Totals, apportion, budget, part_budgets
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import BudgetSpec, Totals, apportion, num_to_keep, part_budgets
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import Holdings
 from datamask_pl.functional.kernels import top_k_mask
 from tests.support import constraints, oracles
 
@@ -41,8 +42,8 @@ def test_proportional_quotas_sum_to_the_whole_and_never_exceed_their_group(sizes
     group_N, names = groups_of(sizes)
     if math.floor(Fraction(str(ratio)) * sum(sizes) + Fraction(1, 2)) == 0:
         return
-    constraint = Constraint(Holdings.of(sum(sizes), group_N=group_N, names=names), BudgetRule(ratio))
-    assert sum(constraint.budgets) == constraint.typical_size == budget(ratio, sum(sizes))
+    constraint = Constrained(Holdings.of(sum(sizes), group_N=group_N, names=names), BudgetSpec(ratio))
+    assert sum(constraint.budgets) == constraint.typical_size == num_to_keep(ratio, sum(sizes))
     mask_N = constraint.fill(torch.zeros(sum(sizes)))
     kept = torch.bincount(group_N[mask_N], minlength=len(sizes)).tolist()
     assert kept == constraint.budgets
@@ -54,7 +55,7 @@ def test_a_cost_is_never_exceeded_and_nothing_that_is_left_out_would_fit(costs, 
     cost_N = torch.tensor(costs, dtype=torch.float64)
     limit = Fraction(str(ratio)) * sum(map(Fraction, costs))
     try:
-        constraint = Constraint(Holdings.of(len(costs), cost_N=cost_N), BudgetRule(ratio))
+        constraint = Constrained(Holdings.of(len(costs), cost_N=cost_N), BudgetSpec(ratio))
     except BudgetError:
         assert min(costs) >= limit * (1 - Fraction(1, 10**12))
         return
@@ -73,8 +74,8 @@ def test_filling_is_taking_in_order_whatever_fits(costs, ratio, seed):
     scores_N = rng.integers(0, 5, size=len(costs)).astype(float)
     group_N = torch.tensor(rng.integers(0, 2, size=len(costs)))
     try:
-        constraint = Constraint(
-            Holdings.of(len(costs), cost_N=torch.tensor(costs), group_N=group_N, names=("a", "b")), BudgetRule(ratio)
+        constraint = Constrained(
+            Holdings.of(len(costs), cost_N=torch.tensor(costs), group_N=group_N, names=("a", "b")), BudgetSpec(ratio)
         )
     except BudgetError:
         return
@@ -91,10 +92,10 @@ def some_holdings(num_samples=40, *, has_costs=True):
     """Three groups, of which the last has no free sample, and a fourth without samples."""
     rng = np.random.default_rng(5)
     group_N = torch.tensor(rng.integers(0, 3, size=num_samples))
-    fate_N = torch.tensor(rng.integers(-1, 2, size=num_samples), dtype=torch.int8)
-    fate_N[(group_N == 2) & (fate_N == 0)] = 1
+    forced_N = torch.tensor(rng.integers(-1, 2, size=num_samples), dtype=torch.int8)
+    forced_N[(group_N == 2) & (forced_N == 0)] = 1
     cost_N = torch.tensor(rng.uniform(0.5, 9.0, size=num_samples)) if has_costs else None
-    return Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=("a", "b", "c", "d"), fate_N=fate_N)
+    return Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=("a", "b", "c", "d"), forced_N=forced_N)
 
 
 def plain_totals(holdings, rows=None, *, has_groups=True):
@@ -103,7 +104,7 @@ def plain_totals(holdings, rows=None, *, has_groups=True):
     totals = [[0, 0.0, 0.0, 0.0, math.inf] for _ in (holdings.names if has_groups else [""])]
     for row in rows:
         cost = 1.0 if holdings.cost_N is None else float(holdings.cost_N[row])
-        of_group, fate = totals[int(holdings.group_N[row]) if has_groups else 0], int(holdings.fate_N[row])
+        of_group, fate = totals[int(holdings.group_N[row]) if has_groups else 0], int(holdings.forced_N[row])
         of_group[0] += 1
         of_group[1] += cost
         of_group[2] += cost if fate == 1 else 0.0
@@ -140,7 +141,7 @@ def test_a_part_has_the_costs_groups_and_fates_of_its_rows(has_costs):
 def test_holdings_move_as_a_whole(has_costs):
     holdings = some_holdings(has_costs=has_costs)
     there = holdings.to(torch.device("meta"))
-    tensors = [there.group_N, there.fate_N, *([there.cost_N] if has_costs else [])]
+    tensors = [there.group_N, there.forced_N, *([there.cost_N] if has_costs else [])]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     here = holdings.to(torch.device("cpu"))
     assert columns(here.totals()) == columns(holdings.totals())
@@ -161,7 +162,7 @@ def test_costs_are_rounded_up_to_multiples_of_a_power_of_two_that_float64_adds_e
 
 def test_of_a_part_budgets_give_way_to_what_is_there_and_at_least_one_sample_is_kept():
     def budgets(ratios, sizes, kept, free, lowest, *, has_costs=False, step=1.0):
-        rule = BudgetRule(0.5, {f"g{index}": ratio for index, ratio in enumerate(ratios)})
+        rule = BudgetSpec(0.5, {f"g{index}": ratio for index, ratio in enumerate(ratios)})
         names = tuple(rule.group_budget)
         return part_budgets(rule, Totals(names, tuple(map(int, sizes)), sizes, kept, free, lowest, has_costs, step))
 
@@ -187,21 +188,21 @@ def test_where_nothing_is_said_samples_are_free_and_in_one_group():
     holdings = Holdings.of(3)
     assert (holdings.names, holdings.cost_N) == (("",), None)
     assert (holdings.group_N.tolist(), holdings.group_N.dtype) == ([0] * 3, torch.int64)
-    assert (holdings.fate_N.tolist(), holdings.fate_N.dtype) == ([0] * 3, torch.int8)
+    assert (holdings.forced_N.tolist(), holdings.forced_N.dtype) == ([0] * 3, torch.int8)
 
 
 def test_whole_costs_are_exact():
     cost_N = torch.tensor([3.0, 5.0, 7.0, 85.0])
     holdings = Holdings.of(4, cost_N=cost_N)
     assert torch.equal(holdings.cost_N, cost_N.double())
-    assert Constraint(holdings, BudgetRule(0.15)).budgets == [15.0]
+    assert Constrained(holdings, BudgetSpec(0.15)).budgets == [15.0]
 
 
 def test_named_groups_get_their_own_ratio_and_the_others_select_ratio():
     group_N, names = groups_of([10, 20, 40])
     holdings = Holdings.of(70, group_N=group_N, names=names)
-    assert Constraint(holdings, BudgetRule(0.1, {"g0": 0.5, "g2": 0.0})).budgets == [5, 2, 0]
-    assert Constraint(holdings, BudgetRule(0.1, "free")).budgets == [7]
+    assert Constrained(holdings, BudgetSpec(0.1, {"g0": 0.5, "g2": 0.0})).budgets == [5, 2, 0]
+    assert Constrained(holdings, BudgetSpec(0.1, "free")).budgets == [7]
 
 
 @pytest.mark.parametrize(
@@ -229,22 +230,22 @@ def test_what_cannot_be_met_is_an_error_that_names_the_numbers(fates, options, m
     cost_N = torch.tensor(options["cost"]) if "cost" in options else None
     group_N = torch.arange(num_samples) // 3 if "group" in options else None
     names = ("a", "b") if "group" in options else ("",)
-    fate_N = torch.tensor(fates, dtype=torch.int8)
-    holdings = Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=names, fate_N=fate_N)
+    forced_N = torch.tensor(fates, dtype=torch.int8)
+    holdings = Holdings.of(num_samples, cost_N=cost_N, group_N=group_N, names=names, forced_N=forced_N)
     if message is None:
-        Constraint(holdings, BudgetRule(0.3))
+        Constrained(holdings, BudgetSpec(0.3))
         return
     with pytest.raises(BudgetError, match=re.escape(message)):
-        Constraint(holdings, BudgetRule(0.3))
+        Constrained(holdings, BudgetSpec(0.3))
 
 
 @pytest.mark.parametrize(
     ("rule", "cost", "message"),
     [
-        (BudgetRule(0.01), None, "select_ratio keeps 0 of 10 samples (0.01); raise it to at least 0.05 or"),
-        (BudgetRule(0.5, {"a": 0.0, "b": 0}), None, "group_budget keeps 0 of 10 samples; raise a ratio or"),
+        (BudgetSpec(0.01), None, "select_ratio keeps 0 of 10 samples (0.01); raise it to at least 0.05 or"),
+        (BudgetSpec(0.5, {"a": 0.0, "b": 0}), None, "group_budget keeps 0 of 10 samples; raise a ratio or"),
         (
-            BudgetRule(0.5, {"a": 0.0, "b": 0}),
+            BudgetSpec(0.5, {"a": 0.0, "b": 0}),
             3,
             "keeps 0 of 10 samples: the budget is 0 of a total cost of 30 (0.5), the cheapest sample costs 3; raise it",
         ),
@@ -253,27 +254,27 @@ def test_what_cannot_be_met_is_an_error_that_names_the_numbers(fates, options, m
 def test_a_budget_of_nothing_is_an_error_that_says_which_ratio_to_raise(rule, cost, message):
     cost_N = None if cost is None else torch.full((10,), cost)
     with pytest.raises(BudgetError, match=re.escape(message)):
-        Constraint(Holdings.of(10, cost_N=cost_N, group_N=torch.arange(10) // 5, names=("a", "b")), rule)
+        Constrained(Holdings.of(10, cost_N=cost_N, group_N=torch.arange(10) // 5, names=("a", "b")), rule)
 
 
 def test_an_error_of_a_group_names_the_ratio_of_the_group():
-    fate_N = torch.tensor([1, 1, 0, 0], dtype=torch.int8)
-    holdings = Holdings.of(4, group_N=torch.zeros(4, dtype=torch.int64), names=("a",), fate_N=fate_N)
+    forced_N = torch.tensor([1, 1, 0, 0], dtype=torch.int8)
+    holdings = Holdings.of(4, group_N=torch.zeros(4, dtype=torch.int64), names=("a",), forced_N=forced_N)
     with pytest.raises(
         BudgetError, match=re.escape("more than the budget of 1 (0.25); raise the ratio to at least 0.5 ")
     ):
-        Constraint(holdings, BudgetRule(0.5, {"a": 0.25}))
+        Constrained(holdings, BudgetSpec(0.5, {"a": 0.25}))
 
 
 def test_a_sample_that_costs_the_whole_budget_fits():
-    constraint = Constraint(Holdings.of(2, cost_N=torch.tensor([5.0, 5.0])), BudgetRule(0.5))
+    constraint = Constrained(Holdings.of(2, cost_N=torch.tensor([5.0, 5.0])), BudgetSpec(0.5))
     assert constraint.fill(torch.zeros(2)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.5, math.nan])
 def test_a_ratio_of_a_group_out_of_range_is_an_error(ratio):
     with pytest.raises(BudgetError, match="the ratio of 'code' must be from 0 to 1"):
-        BudgetRule(0.1, {"code": ratio})
+        BudgetSpec(0.1, {"code": ratio})
 
 
 @pytest.mark.parametrize("kind", constraints.KINDS)
@@ -285,7 +286,7 @@ def test_any_part_of_a_block_can_be_filled_and_keeps_something(kind):
         part = constraint.part(rows)
         mask_M = part.fill(torch.tensor(rng.normal(size=size)))
         assert part.allows(mask_M)
-        assert bool(mask_M.any()) or not bool((part.holdings.fate_N == 0).any())
+        assert bool(mask_M.any()) or not bool((part.holdings.forced_N == 0).any())
 
 
 # ---- policies --------------------------------------------------------------------------------------------------------
@@ -301,8 +302,8 @@ def test_expected_cost_is_the_budget(kind, seed, scale):
     holdings = constraint.holdings
     cost_N = torch.ones(30).double() if holdings.cost_N is None else holdings.cost_N
     assert holdings.sums(p_N * cost_N) == pytest.approx(constraint.budgets, rel=1e-6)
-    assert bool((p_N[holdings.fate_N > 0] == 1).all())
-    assert bool((p_N[holdings.fate_N < 0] == 0).all())
+    assert bool((p_N[holdings.forced_N > 0] == 1).all())
+    assert bool((p_N[holdings.forced_N < 0] == 0).all())
 
 
 @pytest.mark.parametrize("kind", constraints.KINDS)
@@ -333,7 +334,7 @@ def test_a_step_is_the_mirror_step_under_the_constraint():
 
 
 def test_a_plain_number_is_the_policy_without_a_constraint():
-    constraint = Constraint(Holdings.of(50), BudgetRule(0.3))
+    constraint = Constrained(Holdings.of(50), BudgetSpec(0.3))
     logits_N = torch.randn(50, generator=torch.Generator().manual_seed(0))
     gradient_N = torch.randn(50, generator=torch.Generator().manual_seed(1)).double()
     p_N = multilinear.inclusion_probabilities(logits_N, 15)
@@ -353,7 +354,7 @@ def test_equal_gradients_move_nothing(gradient):
 def test_the_unit_of_costs_changes_nothing(unit):
     def solve(factor):
         cost_N = factor * torch.tensor([3.0, 1.0, 2.0, 5.0, 1.0, 4.0])
-        constraint = Constraint(Holdings.of(6, cost_N=cost_N), BudgetRule(0.4))
+        constraint = Constrained(Holdings.of(6, cost_N=cost_N), BudgetSpec(0.4))
         p_N = constraint.probabilities(logits_N)
         return p_N, constraint.ascent_direction(gradient_N, p_N), constraint.typical_size
 
@@ -364,13 +365,13 @@ def test_the_unit_of_costs_changes_nothing(unit):
 
 
 def test_at_least_one_sample_is_typical():
-    assert Constraint(Holdings.of(3, cost_N=torch.tensor([1.0, 100.0, 100.0])), BudgetRule(0.1)).typical_size == 1
-    assert Constraint(Holdings.of(4, cost_N=torch.ones(4)), BudgetRule(0.25)).typical_size == 1
+    assert Constrained(Holdings.of(3, cost_N=torch.tensor([1.0, 100.0, 100.0])), BudgetSpec(0.1)).typical_size == 1
+    assert Constrained(Holdings.of(4, cost_N=torch.ones(4)), BudgetSpec(0.25)).typical_size == 1
 
 
 def test_what_may_keep_everything_is_certain_to_keep_it_whatever_the_costs_add_up_to():
     cost_N = torch.tensor([2.0**24 + 1, 2.0], dtype=torch.float64)
-    constraint = Constraint(Holdings.of(2, cost_N=cost_N), BudgetRule(1.0))
+    constraint = Constrained(Holdings.of(2, cost_N=cost_N), BudgetSpec(1.0))
     assert constraint.probabilities(torch.tensor([-3.0, 5.0])).tolist() == [1.0, 1.0]
 
 
@@ -385,7 +386,7 @@ def test_the_direction_has_a_root_mean_square_of_one_over_free_samples_with_cost
     constraint = constraints.make(kind, 30)
     p_N = constraint.probabilities(2 * torch.randn(30, generator=torch.Generator().manual_seed(1)))
     direction_N = constraint.ascent_direction(torch.randn(30, generator=torch.Generator().manual_seed(2)).double(), p_N)
-    free_N = constraint.holdings.fate_N == 0
+    free_N = constraint.holdings.forced_N == 0
     weight_N = free_N.double()
     if constraint.has_costs:
         weight_N *= constraint.holdings.cost_N * p_N * (1 - p_N)
@@ -394,13 +395,13 @@ def test_the_direction_has_a_root_mean_square_of_one_over_free_samples_with_cost
 
 def test_of_a_settled_group_the_center_is_the_mean_and_one_without_free_samples_has_none():
     group_N = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
-    fate_N = torch.tensor([0, 0, 0, 1, 1, 0, 0, 0, 0], dtype=torch.int8)
-    holdings = Holdings.of(9, group_N=group_N, names=("settled", "kept", "open"), fate_N=fate_N)
-    constraint = Constraint(holdings, BudgetRule(0.5, {"kept": 1.0, "settled": 0.0}))
+    forced_N = torch.tensor([0, 0, 0, 1, 1, 0, 0, 0, 0], dtype=torch.int8)
+    holdings = Holdings.of(9, group_N=group_N, names=("settled", "kept", "open"), forced_N=forced_N)
+    constraint = Constrained(holdings, BudgetSpec(0.5, {"kept": 1.0, "settled": 0.0}))
     gradient_N = torch.tensor([1.0, 2.0, 6.0, 5.0, -4.0, 0.0, 1.0, 1.0, 2.0]).double()
     p_N = constraint.probabilities(torch.zeros(9))
     centered_N = gradient_N - torch.tensor([3.0, 3.0, 3.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
-    free_N = fate_N == 0
+    free_N = forced_N == 0
     expected_N = centered_N / centered_N[free_N].square().mean().sqrt()
     assert torch.allclose(constraint.ascent_direction(gradient_N, p_N), expected_N)
 
@@ -419,11 +420,11 @@ def test_filling_a_mask_adds_in_order_whatever_still_fits(kind):
         constraint = constraints.make(kind, 20, seed=seed)
         scores_N = torch.tensor(rng.permutation(20).astype(float))
         start_N = constraint.fill(torch.tensor(rng.normal(size=20)))
-        start_N &= (constraint.holdings.fate_N > 0) | torch.tensor(rng.uniform(size=20) < 0.6)
+        start_N &= (constraint.holdings.forced_N > 0) | torch.tensor(rng.uniform(size=20) < 0.6)
         before_N = start_N.clone()
         expected_N = start_N.clone()
         for row in scores_N.argsort(descending=True).tolist():
-            if not expected_N[row] and constraint.holdings.fate_N[row] == 0:
+            if not expected_N[row] and constraint.holdings.forced_N[row] == 0:
                 expected_N[row] = True
                 expected_N[row] = bool((constraint.room_left(expected_N) >= 0).all())
         assert torch.equal(constraint.fill(scores_N, start_N=start_N), expected_N)
@@ -433,7 +434,7 @@ def test_filling_a_mask_adds_in_order_whatever_still_fits(kind):
 def test_groups_of_which_nothing_or_everything_is_kept_have_probabilities_zero_and_one():
     group_N, names = groups_of([4, 4, 4, 0, 1])
     holdings = Holdings.of(13, group_N=group_N, names=names)
-    constraint = Constraint(holdings, BudgetRule(0.5, {"g0": 0.0, "g1": 1.0, "g4": 1.0}))
+    constraint = Constrained(holdings, BudgetSpec(0.5, {"g0": 0.0, "g1": 1.0, "g4": 1.0}))
     p_N = constraint.probabilities(torch.randn(13, generator=torch.Generator().manual_seed(0)))
     assert p_N[:4].tolist() == [0.0] * 4
     assert p_N[[4, 5, 6, 7, 12]].tolist() == [1.0] * 5

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from datamask_pl.functional import multilinear
 from datamask_pl.functional.multilinear import (
     ascent_direction,
+    entropy_share,
     inclusion_probabilities,
     solve_threshold,
-    undecided_share,
 )
 
 
@@ -54,7 +54,7 @@ def test_probabilities_add_up_to_the_budget_and_rise_with_the_logits(data, num_s
     assert float(p_N.sum()) == pytest.approx(num_selected, abs=1e-9 * num_selected)
     # 1e-15: a vectorised sigmoid and that of the last few elements differ in the last bit
     assert bool((p_N[logits_N.argsort()].diff() >= -1e-15).all())
-    assert 0.0 <= float(undecided_share(p_N, num_selected)) <= 1.0
+    assert 0.0 <= float(entropy_share(p_N, num_selected)) <= 1.0
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 30.0])
@@ -130,7 +130,7 @@ def test_a_settled_mask_still_has_a_direction():
     direction_N = ascent_direction(torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64), p_N)
     assert torch.isfinite(direction_N).all()
     assert direction_N[0] > direction_N[2] > direction_N[1]
-    assert float(undecided_share(p_N, 1)) == 0.0
+    assert float(entropy_share(p_N, 1)) == 0.0
 
 
 def one_step(monkeypatch, logits_N: torch.Tensor, target: float, start: float) -> float:
@@ -233,5 +233,5 @@ def test_gradients_that_differ_by_rounding_give_no_direction_nor_does_one_alone(
 
 def test_undecided_is_what_variance_there_is_for_a_kept_sample():
     p_N = torch.tensor([0.5, 0.25, 0.25, 1.0]).double()
-    assert float(undecided_share(p_N, 2)) == pytest.approx(float((p_N * (1 - p_N)).sum()) / 2)
-    assert float(undecided_share(torch.ones(3).double(), torch.tensor(3 - 1e-12, dtype=torch.float64))) == 0.0
+    assert float(entropy_share(p_N, 2)) == pytest.approx(float((p_N * (1 - p_N)).sum()) / 2)
+    assert float(entropy_share(torch.ones(3).double(), torch.tensor(3 - 1e-12, dtype=torch.float64))) == 0.0

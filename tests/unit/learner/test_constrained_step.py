@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from datamask_pl.distributed.collectives import RankGroup
-from datamask_pl.functional.rollouts.constrained import draw, linear_gradient_sum
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.learner.ground import part_of
 from datamask_pl.learner.step import multilinear_update, rollout_update
@@ -27,8 +26,7 @@ def joint(kind="disf"):
 
 
 def ground(kind, ranks=None):
-    constraint = constraints.make(kind, N)
-    return ground_set(FEATURES_ND, constraint.typical_size, quality_N=QUALITY_N, constraint=constraint, ranks=ranks)
+    return ground_set(FEATURES_ND, constraints.make(kind, N), quality_N=QUALITY_N, ranks=ranks)
 
 
 def rollouts(kind, *, step=0, num_rollouts=8, control_variate=False, ranks=None, estimator="leave_one_out"):
@@ -72,8 +70,8 @@ def test_the_linear_part_has_its_exact_gradient_on_average(kind):
     generator = torch.Generator().manual_seed(1)
     estimates = []
     for _ in range(500):
-        drawn = [draw(logits_N, block.constraint, generator=generator)]
-        estimates.append(linear_gradient_sum(logits_N, block.constraint, drawn, slopes_N, num_rollouts=1).numpy())
+        drawn = block.budget.draw(logits_N, generators=[generator])
+        estimates.append(drawn.linear_gradient_sum(slopes_N, num_rollouts=1).numpy())
     error_N = np.std(estimates, axis=0, ddof=1) / np.sqrt(len(estimates))
     expected_N = derivative(kind, lambda mask_N: float(slopes_N.numpy()[mask_N].sum()))
     assert (np.abs(np.mean(estimates, axis=0) - expected_N) <= 4 * error_N + 1e-9).all()
@@ -85,7 +83,7 @@ def test_with_costs_a_control_variate_rises_nearly_as_multilinear_does(kind):
     direction_N = rollouts(kind, num_rollouts=500, control_variate=True).direction_M
     multilinear_N = multilinear_update(torch.tensor(LOGITS_N), objective=joint(), ground=block, scales=RAW).direction_M
     assert float(torch.cosine_similarity(direction_N, multilinear_N, dim=0)) > 0.9
-    free_F = block.constraint.rows_F
+    free_F = block.budget.rows_F
     assert float(direction_N[free_F] @ torch.tensor(derivative(kind, of_own_size))[free_F]) > 0
 
 
@@ -119,10 +117,10 @@ def test_multilinear_on_any_number_of_ranks_gives_the_same_bits(kind):
 @pytest.mark.parametrize("kind", constraints.KINDS)
 def test_the_best_rollout_of_a_part_is_allowed_in_it(kind):
     block = ground(kind)
-    part = part_of(block, torch.tensor([0, 2, 3, 5]), block.constraint.rule, helpers=RankGroup())
+    part = part_of(block, torch.tensor([0, 2, 3, 5]), helpers=RankGroup())
     update = rollout_update(
         torch.zeros(4), objective=joint(), ground=part, scales=RAW, estimator="group_relative", num_rollouts=4,
         seed_of=lambda rollout: rollout, ranks=RankGroup(), step_name="a step", control_variate=True,
     )  # fmt: skip
-    assert part.constraint.allows(update.best_mask_M)
+    assert part.budget.allows(update.best_mask_M)
     assert bool(update.direction_M.isfinite().all())

@@ -25,7 +25,7 @@ def test_learned_again_for_the_whole_block_it_is_the_mask_of_the_run(workplace, 
 def test_it_shows_the_logits_of_every_step_the_last_of_which_make_the_mask():
     generator = torch.Generator().manual_seed(0)
     features_ND = torch.nn.functional.normalize(torch.randn(60, 5, generator=generator))
-    ground = GroundSet(features_ND=features_ND, quality_N=torch.rand(60, generator=generator), num_selected=7)
+    ground = GroundSet.of(features_ND=features_ND, quality_N=torch.rand(60, generator=generator), budget=7)
     objective = JointObjective(quality_weight=0.3, diversity="disf")
     seen = {}
 

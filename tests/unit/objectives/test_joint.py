@@ -53,8 +53,8 @@ def test_value_is_the_weighted_sum_of_scaled_terms(ground, quality_weight):
 
 def test_expectation_is_the_weighted_sum_of_scaled_expectations(ground):
     joint = JointObjective(quality_weight=0.25, diversity=FacilityLocation(num_neighbors=3))
-    result, terms = joint.linearize(P, ground, scales(2.0, 0.5))
-    parts = [Quality().linearize(P, ground), FacilityLocation(num_neighbors=3).linearize(P, ground)]
+    result, terms = joint.value_and_gradient(P, ground, scales(2.0, 0.5))
+    parts = [Quality().value_and_gradient(P, ground), FacilityLocation(num_neighbors=3).value_and_gradient(P, ground)]
     factors = [0.25 / 2.0, 0.75 / 0.5]
     assert float(result.value) == pytest.approx(
         sum(f * float(part.value) for f, part in zip(factors, parts, strict=True))
@@ -103,18 +103,18 @@ def test_a_term_of_scale_zero_counts_nothing(ground):
     joint = JointObjective(quality_weight=0.5, diversity="pairwise")
     combined_R = joint.combine(joint.term_values(MASKS, ground), scales(0.0, 2.0))
     torch.testing.assert_close(combined_R, 0.25 * PairwiseSimilarity().value(MASKS, ground))
-    result, terms = joint.linearize(P, ground, scales(0.0, 2.0))
-    torch.testing.assert_close(result.gradient_N, 0.25 * PairwiseSimilarity().linearize(P, ground).gradient_N)
+    result, terms = joint.value_and_gradient(P, ground, scales(0.0, 2.0))
+    torch.testing.assert_close(result.gradient_N, 0.25 * PairwiseSimilarity().value_and_gradient(P, ground).gradient_N)
     assert math.isnan(terms[0])
     assert math.isfinite(terms[1])
-    nothing, _ = joint.linearize(P, ground, scales(0.0, 0.0))
+    nothing, _ = joint.value_and_gradient(P, ground, scales(0.0, 0.0))
     assert float(nothing.value) == 0.0
     assert not nothing.gradient_N.any()
 
 
 def test_terms_that_do_not_count_may_be_nan(ground):
     joint = JointObjective(quality_weight=1.0, diversity="pairwise")
-    result, terms = joint.linearize(P, ground, scales(1.0, 1.0))
+    result, terms = joint.value_and_gradient(P, ground, scales(1.0, 1.0))
     assert math.isnan(terms[1])
     assert float(joint.combine(terms[:, None], scales(1.0, 1.0))[0]) == pytest.approx(float(result.value))
 
@@ -122,7 +122,7 @@ def test_terms_that_do_not_count_may_be_nan(ground):
 def test_what_cannot_be_linearized_is_not_asked_where_it_does_not_count(ground):
     joint = JointObjective(quality_weight=1.0, diversity=FirstSample())
     assert joint.has_expectation
-    result, _ = joint.linearize(P, ground, scales(1.0, 1.0))
+    result, _ = joint.value_and_gradient(P, ground, scales(1.0, 1.0))
     assert float(result.value) == pytest.approx(float(ground.quality_N.mean()))
 
 

@@ -53,7 +53,7 @@ def test_what_was_derived_from_a_block_is_gone_when_its_mask_is_written():
     state = BlockState(
         block=None, ground=ground, scales=calibrate(objective, ground, seed=3), mask_N=torch.zeros(50).bool()
     )
-    table = weakref.ref(next(found for found in ground._cache.values() if isinstance(found, NeighborTable)))
+    table = weakref.ref(next(found for found in ground.shares._cache.values() if isinstance(found, NeighborTable)))
     solve(state, torch.zeros(50), objective=objective, is_polished=True, seed=3)
     assert table() is None
 

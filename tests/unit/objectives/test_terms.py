@@ -21,6 +21,7 @@ from datamask_pl.objectives import (
 from datamask_pl.objectives import ground_set as ground_set_module
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
+from datamask_pl.objectives.swap_support import SupportsCoverage, SupportsInteractions
 from tests.support import oracles, problems
 from tests.support.pretended_ranks import on_ranks
 from tests.support.problems import DIVERSITIES, ground_set, qualities, random_masks, unit_rows, value_of
@@ -88,13 +89,10 @@ def test_interactions_are_second_differences_of_the_value(kind, num_selected):
     ground, value = ground_set(features_ND, num_selected), set_function(kind, features_ND, num_selected)
     assert DIVERSITIES[kind].has_interactions
     assert Quality().has_interactions
-    assert not FacilityLocation().has_interactions
     assert not DiSF(standardize=True).has_interactions
-    assert [DIVERSITIES[name].has_coverage for name in ("facility_location", "pairwise", "disf")] == [
-        True,
-        False,
-        False,
-    ]
+    assert not isinstance(FacilityLocation(), SupportsInteractions)
+    supports = [isinstance(DIVERSITIES[name], SupportsCoverage) for name in ("facility_location", "pairwise", "disf")]
+    assert supports == [True, False, False]
     rows, others = [7, 2, 3, 0], [5, 2, 8]
     interaction_CO = DIVERSITIES[kind].interactions(torch.tensor(rows), torch.tensor(others), ground)
     of_slice_CO = DIVERSITIES[kind].interactions(slice(1, 9), torch.tensor(others), ground)
@@ -146,7 +144,7 @@ def test_pairwise_sums_reached_by_differences_have_the_bits_of_a_pass_over_all_r
     assert torch.equal(together_R, alone_R)
     assert torch.equal(in_turn_R, alone_R)
     np.testing.assert_allclose(alone_R, [set_function("pairwise", features_ND, 60)(mask_N) for mask_N in trials_RN])
-    at_mask = term.linearize(trials_RN[1].double(), ground)
+    at_mask = term.value_and_gradient(trials_RN[1].double(), ground)
     assert at_mask.value == alone_R[1]
 
 
@@ -161,7 +159,7 @@ def test_degenerate_sets_have_the_value_of_the_oracle_and_a_finite_gradient(kind
     for mask_N in random_masks(4, 8, num_selected, 1):
         expected = set_function(kind, features_ND, num_selected)(mask_N)
         assert value_of(DIVERSITIES[kind], mask_N, ground) == pytest.approx(expected, abs=1e-9)
-        result = DIVERSITIES[kind].linearize(torch.tensor(mask_N).double(), ground)
+        result = DIVERSITIES[kind].value_and_gradient(torch.tensor(mask_N).double(), ground)
         assert float(result.value) == pytest.approx(expected, abs=1e-9)
         assert torch.isfinite(result.gradient_N).all()
 
@@ -205,7 +203,7 @@ def test_quick_products_leave_a_mask_alone_and_the_gradient_elsewhere_nearly(mon
     quick, exact = (ground_set(features_ND, num_selected, dtype=dtype) for dtype in (torch.float32, torch.float64))
     np.testing.assert_allclose(DiSF().value(masks_RN, quick), DiSF().value(masks_RN, exact), rtol=2e-6)
     for p_N, precision in ((masks_RN[0].double(), 1e-4), (torch.tensor(qualities(3000, 0)), 1 / 20)):
-        found, expected = (DiSF().linearize(p_N, ground) for ground in (quick, exact))
+        found, expected = (DiSF().value_and_gradient(p_N, ground) for ground in (quick, exact))
         error, spread = (found.gradient_N - expected.gradient_N).abs().max(), expected.gradient_N.std()
         assert error <= precision * spread
         assert float(found.value) == pytest.approx(float(expected.value), rel=2e-6 if precision == 1e-4 else 1e-3)
@@ -221,7 +219,7 @@ def test_quick_products_give_the_same_bits_on_any_number_of_ranks(monkeypatch, s
 
     def job(ranks):
         ground = ground_set(features_ND, 300, dtype=torch.float32, num_slice_rows=700, ranks=ranks)
-        found = [DiSF().linearize(p, ground) for p in (p_N, mask_N.double())]
+        found = [DiSF().value_and_gradient(p, ground) for p in (p_N, mask_N.double())]
         return torch.cat([torch.cat([part.value[None], part.gradient_N]) for part in found])
 
     alone = on_ranks(1, job)[0]
@@ -237,7 +235,9 @@ def test_what_disf_was_asked_before_does_not_show(monkeypatch):
     for mask_N in masks_RN[[0, 1, 0, 0, 2]]:
         for p_N in (mask_N.double(), torch.tensor(qualities(300, 1)), mask_N.double()):
             fresh = ground_set(features_ND, 40, dtype=torch.float32)
-            assert torch.equal(DiSF().linearize(p_N, used).gradient_N, DiSF().linearize(p_N, fresh).gradient_N)
+            assert torch.equal(
+                DiSF().value_and_gradient(p_N, used).gradient_N, DiSF().value_and_gradient(p_N, fresh).gradient_N
+            )
         mask_N = mask_N.clone()
         assert torch.equal(DiSF().value(mask_N[None], used), DiSF().value(mask_N[None], fresh))
         mask_N[:] = ~mask_N  # what is kept must not follow
@@ -263,7 +263,7 @@ def test_facility_location_by_lists_of_any_length_is_exact(num_neighbors, num_se
     objective = FacilityLocation(num_neighbors=num_neighbors)
     masks_RN = torch.tensor(random_masks(40, 30, num_selected, 0))
     by_lists_R = objective.value(masks_RN, ground)
-    assert ground.is_cached(objective._key(ground))
+    assert ground.shares.is_cached(objective._key(ground))
     expected_R = [oracles.facility_location(mask_N, features_ND) for mask_N in masks_RN.numpy()]
     np.testing.assert_allclose(by_lists_R, expected_R, rtol=1e-12)
 
@@ -273,7 +273,7 @@ def test_facility_location_of_a_single_mask_builds_no_lists():
     ground = ground_set(features_ND, 3, num_slice_rows=11)
     mask_N = random_masks(1, 30, 3, 0)[0]
     value = value_of(FacilityLocation(), mask_N, ground)
-    assert not ground.is_cached(FacilityLocation()._key(ground))
+    assert not ground.shares.is_cached(FacilityLocation()._key(ground))
     assert value == pytest.approx(oracles.facility_location(mask_N, features_ND), rel=1e-12)
 
 
@@ -312,7 +312,7 @@ def test_recall_is_logged_where_lists_are_approximate_and_nowhere_else(monkeypat
     def logged(num_samples, **options):
         ground = ground_set(clustered(num_samples), 5)
         p_N = torch.full((num_samples,), 5 / num_samples, dtype=torch.float64)
-        return FacilityLocation(**options).linearize(p_N, ground).diagnostics
+        return FacilityLocation(**options).value_and_gradient(p_N, ground).diagnostics
 
     assert 0.9 <= float(logged(300)["recall"]) <= 1.0
     assert 0.9 <= float(logged(80, neighbors="approximate")["recall"]) <= 1.0
@@ -351,14 +351,14 @@ def test_helpers_build_the_table_of_one_process(monkeypatch, neighbors):
     objective = FacilityLocation(neighbors=neighbors)
 
     def job(helpers):
-        ground = GroundSet(
+        ground = GroundSet.of(
             features_ND=torch.tensor(features_ND).float(),
             quality_N=torch.zeros(700),
-            num_selected=70,
+            budget=70,
             num_slice_rows=90,
             helpers=helpers,
         )
-        return objective.value(masks_RN, ground), objective.linearize(masks_RN[0].double(), ground).gradient_N
+        return objective.value(masks_RN, ground), objective.value_and_gradient(masks_RN[0].double(), ground).gradient_N
 
     (expected,) = on_ranks(1, job)
     for size in (2, 5, 13):
@@ -410,7 +410,7 @@ def test_expectation_and_gradient_are_the_sums_over_all_masks(kind, num_selected
     oracle = set_function(kind, features_ND, num_selected)
     rng = np.random.default_rng(0)
     for p_N in (rng.uniform(size=8), rng.choice([0.0, 0.5, 1.0], size=8), np.full(8, num_selected / 8)):
-        result = DIVERSITIES[kind].linearize(torch.tensor(p_N), ground)
+        result = DIVERSITIES[kind].value_and_gradient(torch.tensor(p_N), ground)
         assert float(result.value) == pytest.approx(oracles.multilinear_extension(p_N, oracle), abs=1e-11)
         np.testing.assert_allclose(result.gradient_N, oracles.multilinear_gradient(p_N, oracle), atol=1e-11)
 
@@ -418,7 +418,7 @@ def test_expectation_and_gradient_are_the_sums_over_all_masks(kind, num_selected
 def test_expectation_of_quality_is_the_sum_over_all_masks():
     quality_N, p_N = qualities(8, 0), np.random.default_rng(0).uniform(size=8)
     ground = ground_set(unit_rows(8, 2, 0), 3, quality_N=quality_N)
-    result = Quality().linearize(torch.tensor(p_N), ground)
+    result = Quality().value_and_gradient(torch.tensor(p_N), ground)
 
     def oracle(mask_N):
         return oracles.quality_mean(mask_N, quality_N, num_selected=3)
@@ -433,7 +433,7 @@ def test_at_a_mask_the_expectation_is_the_value(kind, num_selected):
     features_ND = unit_rows(12, 4, 0)
     ground = ground_set(features_ND, num_selected)
     for mask_N in random_masks(4, 12, num_selected, 0):
-        result = DIVERSITIES[kind].linearize(torch.tensor(mask_N).double(), ground)
+        result = DIVERSITIES[kind].value_and_gradient(torch.tensor(mask_N).double(), ground)
         assert float(result.value) == pytest.approx(value_of(DIVERSITIES[kind], mask_N, ground), rel=1e-9, abs=1e-11)
 
 
@@ -442,7 +442,7 @@ def test_at_a_mask_the_gradient_is_the_marginal_gain(kind):
     features_ND = unit_rows(12, 4, 0)
     ground, oracle = ground_set(features_ND, 4), set_function(kind, features_ND, 4)
     for mask_N in random_masks(4, 12, 4, 0):
-        gradient_N = DIVERSITIES[kind].linearize(torch.tensor(mask_N).double(), ground).gradient_N
+        gradient_N = DIVERSITIES[kind].value_and_gradient(torch.tensor(mask_N).double(), ground).gradient_N
         np.testing.assert_allclose(gradient_N, oracles.marginal_gains(mask_N, oracle), atol=1e-11)
 
 
@@ -453,13 +453,16 @@ def test_the_gradient_is_that_of_finite_differences(kind, is_mask):
     rng = np.random.default_rng(1)
     p_N = rng.uniform(0.2, 0.8, size=10)
     p_N = torch.tensor(random_masks(1, 10, 4, 3)[0].astype(float) if is_mask else p_N * 4 / p_N.sum())
-    gradient_N = DIVERSITIES[kind].linearize(p_N, ground).gradient_N
+    gradient_N = DIVERSITIES[kind].value_and_gradient(p_N, ground).gradient_N
     step = 1e-5
     for row in range(10):
         above, below = p_N.clone(), p_N.clone()
         above[row] += step
         below[row] -= step
-        difference = DIVERSITIES[kind].linearize(above, ground).value - DIVERSITIES[kind].linearize(below, ground).value
+        difference = (
+            DIVERSITIES[kind].value_and_gradient(above, ground).value
+            - DIVERSITIES[kind].value_and_gradient(below, ground).value
+        )
         assert float(gradient_N[row]) == pytest.approx(float(difference) / (2 * step), rel=1e-5, abs=1e-6)
 
 
@@ -468,7 +471,7 @@ def test_expectation_can_be_differentiated_and_linearize_leaves_no_graph(kind):
     ground = ground_set(unit_rows(10, 3, 0), 4)
     p_N = torch.full((10,), 0.4, dtype=torch.float64, requires_grad=True)
     (gradient_N,) = torch.autograd.grad(3 * DIVERSITIES[kind].expectation(p_N, ground), p_N)
-    result = DIVERSITIES[kind].linearize(p_N.detach(), ground)
+    result = DIVERSITIES[kind].value_and_gradient(p_N.detach(), ground)
     torch.testing.assert_close(gradient_N, 3 * result.gradient_N)
     assert not result.value.requires_grad
     assert not result.gradient_N.requires_grad
@@ -480,8 +483,8 @@ def test_what_short_lists_leave_out_is_within_the_logged_bound(num_neighbors):
     rng = np.random.default_rng(0)
     for p_N in (rng.uniform(size=20), rng.uniform(size=20) ** 4, np.full(20, 0.1)):
         ground, p = ground_set(features_ND, 2), torch.tensor(p_N)
-        full = FacilityLocation(num_neighbors=20).linearize(p, ground).value
-        short = FacilityLocation(num_neighbors=num_neighbors).linearize(p, ground)
+        full = FacilityLocation(num_neighbors=20).value_and_gradient(p, ground).value
+        short = FacilityLocation(num_neighbors=num_neighbors).value_and_gradient(p, ground)
         left_out = float(full - short.value)
         assert -1e-13 <= left_out <= float(short.diagnostics["truncation_bound"]) + 1e-13
         if num_neighbors < 4:
@@ -536,7 +539,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one(monkeypatch, objective, num_s
             ranks=ranks,
         )
         before_R = objective.value(masks_RN, ground)
-        result = objective.linearize(p_N, ground)
+        result = objective.value_and_gradient(p_N, ground)
         # facility location has its lists now
         after_R = objective.value(masks_RN, ground)
         return before_R, after_R, result.value, result.gradient_N, *result.diagnostics.values()
@@ -568,7 +571,7 @@ class ValueAlone(Objective):
 def test_a_custom_expectation_is_linearized_by_autograd():
     p_N = np.random.default_rng(0).uniform(size=5)
     with torch.no_grad():
-        result = SquaredSize().linearize(torch.tensor(p_N), ground_set(unit_rows(5, 2, 0), 2))
+        result = SquaredSize().value_and_gradient(torch.tensor(p_N), ground_set(unit_rows(5, 2, 0), 2))
 
     def oracle(mask_N):
         return float(mask_N.sum() ** 2)

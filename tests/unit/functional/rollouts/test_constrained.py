@@ -4,14 +4,24 @@ import numpy as np
 import pytest
 import torch
 
-from datamask_pl.functional.budget import BudgetRule
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import BudgetSpec
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import Holdings
 from datamask_pl.functional.rollouts import plackett_luce
-from datamask_pl.functional.rollouts.constrained import draw, gumbel_keys, log_prob, score
+from datamask_pl.functional.rollouts.constrained import gumbel_keys
 from tests.support import constraints, oracles
 from tests.support.tiers import only
 
 LOGITS_N = torch.tensor([0.3, -0.2, 0.8, 0.0, -0.5, 0.1], dtype=torch.float64)
+
+
+def draw(logits_N, constraint, *, generator):
+    return constraint.draw(logits_N, generators=[generator]).draws[0]
+
+
+def rollouts(logits_N, constraint):
+    """The rollouts of a policy, none of which is drawn."""
+    return constraint.draw(logits_N, generators=[])
 
 
 def draws(constraint, num_draws, *, logits_N=LOGITS_N):
@@ -36,7 +46,9 @@ class TestDraw:
         seen = {order_of(constraint, drawn): drawn for drawn in draws(constraint, 300)}
         assert len(seen) > 1
         for order, drawn in seen.items():
-            assert float(log_prob(LOGITS_N, constraint, drawn).exp()) == pytest.approx(expected[order], rel=1e-9)
+            assert float(rollouts(LOGITS_N, constraint).log_prob(drawn).exp()) == pytest.approx(
+                expected[order], rel=1e-9
+            )
 
     def test_every_mask_is_allowed_and_full(self, kind):
         constraint = constraints.make(kind, 6)
@@ -52,8 +64,8 @@ class TestDraw:
         constraint = constraints.make(kind, 6)
         for drawn in draws(constraint, 20):
             leaf_N = LOGITS_N.clone().requires_grad_()
-            (expected_N,) = torch.autograd.grad(log_prob(leaf_N, constraint, drawn), leaf_N)
-            assert torch.allclose(score(LOGITS_N, constraint, drawn), expected_N, atol=1e-12)
+            (expected_N,) = torch.autograd.grad(rollouts(leaf_N, constraint).log_prob(drawn), leaf_N)
+            assert torch.allclose(rollouts(LOGITS_N, constraint).score(drawn), expected_N, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", only("group ratios", "forced and costs", of=[*constraints.KINDS, "three groups"]))
@@ -85,7 +97,7 @@ def test_the_policy_gradient_over_all_draws_is_that_of_the_expected_reward(kind)
     seen = {order_of(constraint, drawn): drawn for drawn in draws(constraint, 6000)}
     assert sum(probability[order] for order in seen) > 0.97
     analytic_N = sum(
-        probability[order] * float(value_N[list(order)].sum()) ** 2 * score(LOGITS_N, constraint, drawn)
+        probability[order] * float(value_N[list(order)].sum()) ** 2 * rollouts(LOGITS_N, constraint).score(drawn)
         for order, drawn in seen.items()
     )
     missing = sum(p for order, p in probability.items() if order not in seen)
@@ -123,25 +135,27 @@ def test_randomness_comes_from_the_generator_alone_in_float64():
 
 
 def test_a_plain_number_is_plackett_luce():
-    constraint = Constraint(Holdings.of(6), BudgetRule(0.5))
+    constraint = Constrained(Holdings.of(6), BudgetSpec(0.5))
     for drawn in draws(constraint, 20):
         order_RK = torch.tensor([order_of(constraint, drawn)])
-        assert torch.allclose(log_prob(LOGITS_N, constraint, drawn), plackett_luce.log_prob(LOGITS_N, order_RK)[0])
-        assert torch.allclose(score(LOGITS_N, constraint, drawn), plackett_luce.score(LOGITS_N, order_RK)[0])
+        assert torch.allclose(
+            rollouts(LOGITS_N, constraint).log_prob(drawn), plackett_luce.log_prob(LOGITS_N, order_RK)[0]
+        )
+        assert torch.allclose(rollouts(LOGITS_N, constraint).score(drawn), plackett_luce.score(LOGITS_N, order_RK)[0])
 
 
 def test_gaps_between_logits_beyond_the_range_of_exp_stay_finite():
     logits_N = torch.tensor([0.0, 2000.0, -2000.0, 1.0, -1.0, 900.0], dtype=torch.float64)
     constraint = constraints.make("costs", 6)
     for drawn in draws(constraint, 10, logits_N=logits_N):
-        assert bool(score(logits_N, constraint, drawn).isfinite().all())
-        assert bool(torch.isfinite(log_prob(logits_N, constraint, drawn)))
+        assert bool(rollouts(logits_N, constraint).score(drawn).isfinite().all())
+        assert bool(torch.isfinite(rollouts(logits_N, constraint).log_prob(drawn)))
 
 
 def test_the_score_of_what_is_never_drawn_is_zero():
     cost_N = torch.tensor([1.0, 1.0, 1.0, 30.0])
-    fate_N = torch.tensor([1, -1, 0, 0], dtype=torch.int8)
-    constraint = Constraint(Holdings.of(4, cost_N=cost_N, fate_N=fate_N), BudgetRule(0.1))
+    forced_N = torch.tensor([1, -1, 0, 0], dtype=torch.int8)
+    constraint = Constrained(Holdings.of(4, cost_N=cost_N, forced_N=forced_N), BudgetSpec(0.1))
     drawn = draws(constraint, 1, logits_N=torch.zeros(4))[0]
     assert drawn.mask_N.tolist() == oracles.mask_of([0, 2], 4).tolist()
-    assert score(torch.zeros(4), constraint, drawn).tolist() == [0.0] * 4
+    assert rollouts(torch.zeros(4), constraint).score(drawn).tolist() == [0.0] * 4

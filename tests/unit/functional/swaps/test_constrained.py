@@ -3,8 +3,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datamask_pl.functional.budget import BudgetRule
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import BudgetSpec
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import Holdings
 from datamask_pl.functional.swaps import constrained, search
 from datamask_pl.functional.swaps.polish import polish
 from tests.support import constraints, problems
@@ -78,7 +79,7 @@ def test_candidates_are_those_worth_most_beyond_what_their_cost_brings_at_the_ma
     holdings = constraint.holdings
     gain_N = torch.randn(30, generator=torch.Generator().manual_seed(0)).double() + 3 * holdings.group_N
     cost_N = torch.ones(30).double() if holdings.cost_N is None else holdings.cost_N
-    free = [row for row in range(30) if int(holdings.fate_N[row]) == 0]
+    free = [row for row in range(30) if int(holdings.forced_N[row]) == 0]
     worth = worth_of(
         *(tensor_N[free].tolist() for tensor_N in (gain_N, cost_N, holdings.group_N)), constraint.room_G.tolist()
     )
@@ -94,9 +95,9 @@ def test_a_group_without_free_samples_and_one_that_is_kept_whole_have_a_worth():
     """Of the first group all is kept whatever it is worth, of the second nothing is free."""
     holdings = Holdings.of(
         6, group_N=torch.tensor([0, 0, 0, 1, 1, 2]), names=("whole", "forced", "none"),
-        fate_N=torch.tensor([0, 0, 0, 1, 1, 0]).to(torch.int8),
+        forced_N=torch.tensor([0, 0, 0, 1, 1, 0]).to(torch.int8),
     )  # fmt: skip
-    constraint = Constraint(holdings, BudgetRule(0.5, {"whole": 1.0, "forced": 1.0, "none": 0.0}))
+    constraint = Constrained(holdings, BudgetSpec(0.5, {"whole": 1.0, "forced": 1.0, "none": 0.0}))
     worth_N = constrained.net_gains(torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 7.0]).double(), constraint)
     assert worth_N.tolist() == [2.0, 0.0, 1.0, 5.0, 6.0, 0.0]
 
@@ -123,7 +124,7 @@ def test_where_every_sample_lowers_the_mean_few_expensive_ones_spend_the_budget(
     generator = torch.Generator().manual_seed(0)
     cost_N = torch.exp(torch.randn(num_samples, generator=generator)).double()
     quality_N = torch.rand(num_samples, generator=generator).double()
-    constraint = Constraint(Holdings.of(num_samples, cost_N=cost_N), BudgetRule(0.1))
+    constraint = Constrained(Holdings.of(num_samples, cost_N=cost_N), BudgetSpec(0.1))
 
     scores = {"cheapest": -cost_N, "best": quality_N, "random": torch.rand(num_samples, generator=generator)}
     mask_N, value = polish(constraint.fill(scores[start]), constraint=constraint, **means_of(quality_N))
@@ -135,7 +136,7 @@ def test_where_every_sample_lowers_the_mean_few_expensive_ones_spend_the_budget(
 def test_forced_samples_stay_whatever_they_are_worth():
     constraint = constraints.make("forced and costs", 60)
     mask_N = constraint.fill(torch.zeros(60))
-    quality_N = torch.randn(60, generator=torch.Generator().manual_seed(0)).double() * 9**constraint.holdings.fate_N
+    quality_N = torch.randn(60, generator=torch.Generator().manual_seed(0)).double() * 9**constraint.holdings.forced_N
     polished_N, value = polish(mask_N, constraint=constraint, **sums_of(quality_N))
     assert constraint.allows(polished_N)
     assert value > float(quality_N[mask_N].sum())
@@ -155,7 +156,7 @@ def test_of_candidates_with_the_same_features_the_best_alone_is_looked_at(monkey
 
 def test_a_match_uses_what_is_left_of_the_budget_to_the_last_and_promises_something():
     def match(cost_N, gain_N, room):
-        constraint = Constraint(Holdings.of(4, cost_N=torch.tensor(cost_N)), BudgetRule(0.9))
+        constraint = Constrained(Holdings.of(4, cost_N=torch.tensor(cost_N)), BudgetSpec(0.9))
         room_G, gain_N = torch.tensor([room]).double(), torch.tensor(gain_N).double()
         added, removed = torch.tensor([0, 1]), torch.tensor([2, 3])
         return constrained.match(added, removed, constraint, net_gain_N=gain_N, room_G=room_G).tolist()
@@ -178,7 +179,7 @@ def test_what_is_worth_less_than_its_cost_goes_all_of_it_then_the_worse_half_and
         )
         net_gain_N = constrained.net_gains(gain_N, constraint)
         worth = net_gain_N.tolist()
-        free = [row for row in range(30) if mask_N[row] and int(constraint.holdings.fate_N[row]) == 0]
+        free = [row for row in range(30) if mask_N[row] and int(constraint.holdings.forced_N[row]) == 0]
         goes = sorted((row for row in free if worth[row] < 0), key=lambda row: worth[row])
         assert 0 < len(goes) < len(free)
         expected, count = [], len(goes)
@@ -298,9 +299,9 @@ def test_where_samples_have_a_worth_of_their_own_every_group_ends_with_its_best(
     for seed in range(5):
         constraint = constraints.make(kind, 60, seed=seed)
         holdings, worth_N = constraint.holdings, torch.tensor(np.random.default_rng(seed).normal(size=60))
-        expected_N = holdings.fate_N == 1
+        expected_N = holdings.forced_N == 1
         for group, room in enumerate(constraint.room_G.tolist()):
-            members = [row for row in range(60) if holdings.group_N[row] == group and holdings.fate_N[row] == 0]
+            members = [row for row in range(60) if holdings.group_N[row] == group and holdings.forced_N[row] == 0]
             expected_N[sorted(members, key=lambda row: -float(worth_N[row]))[: int(room)]] = True
         mask_N, _ = polish(constraint.fill(-worth_N), constraint=constraint, **sums_of(worth_N))
         assert torch.equal(mask_N, expected_N)
@@ -333,12 +334,12 @@ class LargestResult(TorchDispatchMode):
 
 def test_of_a_large_block_with_few_free_samples_a_few_masks_at_once_are_tried():
     num_samples = 10_000
-    fate_N = torch.full((num_samples,), -1, dtype=torch.int8)
-    fate_N[::1000] = 0
-    fate_N[1::2] = 1
-    constraint = Constraint(Holdings.of(num_samples, fate_N=fate_N), BudgetRule(0.5005))
+    forced_N = torch.full((num_samples,), -1, dtype=torch.int8)
+    forced_N[::1000] = 0
+    forced_N[1::2] = 1
+    constraint = Constrained(Holdings.of(num_samples, forced_N=forced_N), BudgetSpec(0.5005))
     quality_N = torch.arange(num_samples).double()
     with LargestResult() as largest:
         mask_N, _ = polish(constraint.fill(-quality_N), constraint=constraint, **sums_of(quality_N))
-    assert (mask_N & (fate_N == 0)).nonzero().squeeze(1).tolist() == [5000, 6000, 7000, 8000, 9000]
+    assert (mask_N & (forced_N == 0)).nonzero().squeeze(1).tolist() == [5000, 6000, 7000, 8000, 9000]
     assert largest.num_numbers <= 16 * num_samples

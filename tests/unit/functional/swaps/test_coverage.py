@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamask_pl.functional.budget import BudgetRule
-from datamask_pl.functional.constraint import Constraint, Holdings
+from datamask_pl.functional.budget import BudgetSpec
+from datamask_pl.functional.constraint import Constrained
+from datamask_pl.functional.holdings import Holdings
 from datamask_pl.functional.swaps import coverage
 from datamask_pl.functional.swaps.coverage import CandidateCoverage, Kinds, propose_by_coverage, swap_covered
 from datamask_pl.functional.swaps.search import swap_search
@@ -284,7 +285,7 @@ def test_rounds_end_with_the_first_that_gains_less_than_a_64th_of_what_the_best_
 def test_under_a_constraint_no_allowed_exchange_of_equal_cost_or_less_is_better(kind):
     for seed in range(4):
         constraint = constraints.make(kind, 14, seed=seed)
-        group_N, fate_N = constraint.holdings.group_N.numpy(), constraint.holdings.fate_N.numpy()
+        group_N, forced_N = constraint.holdings.group_N.numpy(), constraint.holdings.forced_N.numpy()
         cost_N = np.ones(14) if constraint.holdings.cost_N is None else constraint.holdings.cost_N.numpy()
         block = Block(problem(seed, num_candidates=14))
         block.start_N = constraint.fill(torch.zeros(14))
@@ -297,7 +298,11 @@ def test_under_a_constraint_no_allowed_exchange_of_equal_cost_or_less_is_better(
         if constraint.has_costs:
             continue  # some exchanges may be missed
         for other_P, one, other in exchanges(mask_N.numpy()):
-            if group_N[one] == group_N[other] and fate_N[one] == fate_N[other] == 0 and cost_N[one] <= cost_N[other]:
+            if (
+                group_N[one] == group_N[other]
+                and forced_N[one] == forced_N[other] == 0
+                and cost_N[one] <= cost_N[other]
+            ):
                 assert block.problem.value(other_P) <= value + 1e-5
 
 
@@ -306,7 +311,7 @@ def test_candidates_of_every_group_are_those_next_to_its_own_threshold(monkeypat
     monkeypatch.setattr(coverage, "MIN_CANDIDATES", 2)
     monkeypatch.setattr(coverage, "CANDIDATE_SHARE", 0)
     group_N = torch.arange(20) // 10
-    constraint = Constraint(Holdings.of(20, group_N=group_N, names=("a", "b")), BudgetRule(0.5))
+    constraint = Constrained(Holdings.of(20, group_N=group_N, names=("a", "b")), BudgetSpec(0.5))
     own_gain_P = np.array([*range(110, 100, -1), *range(10, 0, -1)], dtype=float)
     block = Block(Problem(np.zeros((0, 20)), own_gain_P, np.tile([False] + [True] * 5 + [False] * 4, 2)))
     mask_N, value = block.polish(constraint=constraint)
