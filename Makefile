@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 FUZZ_INPUTS ?= 100000
 # The tests of a file share what its fixtures make; a worker that has none left takes some of another's.
 WORKERS ?= --numprocesses 2 --dist worksteal
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+DEV_INSTALLED := $(VENV)/.installed-dev
 # The competitors of `make benchmark` have an environment of their own.
 BENCHMARK_VENV := .venv-benchmark
 AUDIT_VENV := .venv-audit
@@ -26,14 +28,21 @@ help:
 	@echo "                  DATA='shards/*.parquet' names the features, ARGS='--write docs' writes a page and a picture"
 	@echo "make clean        removes what the above made"
 
-install: $(INSTALLED)
+install: $(DEV_INSTALLED)
 
-$(INSTALLED): requirements.lock pyproject.toml
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'requirements.lock needs Python 3.11 or newer, this is ' + sys.version.split()[0])"
+$(BIN)/python:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'the locked versions need Python 3.11 or newer, this is ' + sys.version.split()[0])"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+
+$(INSTALLED): requirements.lock pyproject.toml | $(BIN)/python
+	$(INSTALL) --requirement requirements.lock
+	$(INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
+
+$(DEV_INSTALLED): requirements-dev.lock pyproject.toml | $(BIN)/python
+	$(INSTALL) --requirement requirements-dev.lock
+	$(INSTALL) --no-build-isolation --no-deps --editable .
+	@touch $(INSTALLED) $@
 
 quickstart: $(INSTALLED)
 	$(BIN)/python cli.py sample --output quickstart-data/text.parquet
@@ -43,7 +52,7 @@ quickstart: $(INSTALLED)
 	@echo "texts   python cli.py apply --mask MASK --source quickstart-data/text.parquet --output kept"
 	@echo "first   . $(BIN)/activate, so that python is the one that has just been set up"
 
-lint: $(INSTALLED)
+lint: $(DEV_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -55,11 +64,11 @@ test: lint
 test-all: lint docs
 	$(BIN)/pytest -m "" $(WORKERS) --hypothesis-profile=thorough --cov --cov-report=term:skip-covered --durations=20
 
-docs: $(INSTALLED)
+docs: $(DEV_INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-fuzz: $(INSTALLED)
+fuzz: $(DEV_INSTALLED)
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -m "" $(WORKERS) --hypothesis-profile=thorough tests/fuzz --durations=10
 
 # Tools of their own packages, in an environment of their own.

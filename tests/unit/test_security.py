@@ -252,12 +252,15 @@ def test_the_name_of_a_run_is_no_path(workplace, capsys, name):
     assert list(workplace.iterdir()) == []
 
 
+def pins(lock):
+    """Versions of a lock by name."""
+    found = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / lock).read_text(), re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in found}
+
+
 class TestDependencies:
     PROJECT: ClassVar = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    LOCK: ClassVar = {
-        name.lower().replace("_", "-"): version
-        for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-    }
+    LOCK: ClassVar = pins("requirements-dev.lock")
     # name: versions that must never be installed, and why
     BAD: ClassVar = {
         "lightning": ["2.6.2", "2.6.3"],  # compromised releases
@@ -280,5 +283,13 @@ class TestDependencies:
         wanted += [requirement for requirement in map(Requirement, extras) if requirement.name != "gcsfs"]
         for requirement in wanted:
             assert requirement.specifier.contains(self.LOCK[requirement.name]), requirement
-        lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
-        assert len(lines) == len(self.LOCK), "a line of requirements.lock pins no exact version"
+
+    @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
+    def test_every_line_of_a_lock_pins_an_exact_version(self, lock):
+        lines = [line for line in (ROOT / lock).read_text().splitlines() if not line.startswith("#")]
+        assert len(lines) == len(pins(lock))
+
+    def test_the_quickstart_installs_what_the_tests_do(self):
+        wanted = {Requirement(text).name for text in self.PROJECT["dependencies"]} | {"scikit-learn"}
+        assert wanted <= pins("requirements.lock").keys()
+        assert pins("requirements.lock").items() <= self.LOCK.items()
