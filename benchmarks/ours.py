@@ -18,7 +18,8 @@ from datamask_pl.functional.initialization import quality_logits
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.learner.loop import learn_block
+from datamask_pl.learner.loop import learn
+from datamask_pl.learner.options import make_method
 from datamask_pl.learner.step import rollout_update
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
@@ -69,17 +70,8 @@ def multilinear(problem: Problem, *, other_steps: tuple[int, ...] = (4, 8, 12, 2
                 seconds = prepared_s + time.perf_counter() - start_s
                 points.append(Point(f"{num_steps} steps", seconds, mask_N, prepared_s))
 
-        mask_N = learn_block(
-            ground,
-            objective=objective,
-            scales=scales,
-            num_steps=num_steps,
-            max_lr=schedule.max_lr,
-            min_lr=schedule.min_lr,
-            init="same",
-            is_polished=True,
-            on_step=note,
-        )
+        method = make_method(objective, num_steps=num_steps, max_lr=schedule.max_lr, min_lr=schedule.min_lr)
+        mask_N = learn(ground, objective=objective, scales=scales, method=method, on_step=note)
         seconds = prepared_s + time.perf_counter() - start_s
         points.append(Point(f"{num_steps} steps, polished", seconds, mask_N, prepared_s))
     return points

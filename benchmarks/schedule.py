@@ -27,7 +27,8 @@ from torch import Tensor
 from datamask_pl.functional.budget import num_to_keep
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.schedule import Schedule, default_schedule
-from datamask_pl.learner.loop import learn_block
+from datamask_pl.learner.loop import learn
+from datamask_pl.learner.options import make_method
 from datamask_pl.learner.solve import draw_uniform_masks
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
@@ -85,13 +86,11 @@ def measure(objective: JointObjective, ground: GroundSet, schedules: list[Schedu
                 masks.append(top_k_mask(logits_N, ground.num_selected))
 
         masks.append(
-            learn_block(
+            learn(
                 ground,
                 objective=objective,
                 scales=scales,
-                **schedule._asdict(),
-                init="same",
-                is_polished=True,
+                method=make_method(objective, **schedule._asdict()),
                 on_step=note,
             )
         )

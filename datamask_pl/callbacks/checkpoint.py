@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
@@ -13,12 +14,12 @@ from datamask_pl.data.types import PartialBatch, learner_of, source_of
 from datamask_pl.distributed.collectives import gather_objects, raise_on_all_ranks
 from datamask_pl.errors import ConfigError, warn
 from datamask_pl.io.checkpoints import (
-    AtomicCheckpointIO,
     checkpoint_name,
     list_checkpoints,
     newest_whole_checkpoint,
     parse_name,
     read_checkpoint,
+    write_checkpoint,
 )
 
 CHECKPOINTS_OF_BLOCK = 10
@@ -116,3 +117,19 @@ class LogitsCheckpoint(Checkpoint):
 def run_folder(trainer: Trainer) -> Path:
     """Where a run's files go: the logger's folder, or Lightning's root folder if there is no logger. Collective."""
     return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """How Lightning writes, reads and deletes checkpoint files."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ANN401
+        """Writes a checkpoint whole or not at all."""
+        write_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:  # noqa: ANN401
+        """Reads tensors and plain types; nothing else is ever unpickled."""
+        return read_checkpoint(path)
+
+    def remove_checkpoint(self, path: Any) -> None:  # noqa: ANN401
+        """Deletes a checkpoint, if it exists."""
+        Path(path).unlink(missing_ok=True)

@@ -33,8 +33,7 @@ from datamask_pl.evidence.comparison import (
 from datamask_pl.evidence.run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.io.atomic import atomic_path
-from datamask_pl.learner.module import COMPARISON
-from datamask_pl.learner.solve import calibrate, draw_uniform_masks, value_of
+from datamask_pl.learner.solve import COMPARISON, calibrate, draw_uniform_masks, value_of
 from datamask_pl.mask.parts import BlockEntry
 from datamask_pl.mask.summary import format_table
 from datamask_pl.objectives.ground_set import GroundSet
@@ -144,8 +143,8 @@ def _compare_block(
     masks, seconds = {MASK: mask_N}, {MASK: entry.seconds or 0.0}
     is_whole = ground.num_samples == entry.num_samples
     few = _sample_of(ground)
-    if (run.is_exported or not is_whole) and run.can_learn_block:
-        masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.learn_block, scales=scales), few, ground)
+    if (run.is_exported or not is_whole) and run.can_relearn:
+        masks[RELEARNED], seconds[RELEARNED] = _timed(partial(run.relearn, scales=scales), few, ground)
     scale_of = cache(partial(_scale, run, ground, scale_by_name, seed=derive_seed(seed, index, 1)))
     for name in names:
         quality_weight = quality_weight_of(name, run.quality_weight, scale_of=scale_of)
@@ -178,7 +177,7 @@ def _notes(run: FinishedRun, entry: BlockEntry, f: float, *, is_whole: bool) -> 
         )
     if run.is_exported:
         note = "the mask was exported from the logits of a run, whose objective, scales and seconds are shown."
-        rerun = f" {RELEARNED}: the run's method for this budget." if run.can_learn_block else ""
+        rerun = f" {RELEARNED}: the run's method for this budget." if run.can_relearn else ""
         return [*notes, note + rerun]
     return [
         *notes,
@@ -234,7 +233,7 @@ def _read_samples(run: FinishedRun, index: int, *, max_samples: int, seed: int) 
         f"{max_samples:,} random samples of {block.num_samples:,} (max_samples). The mask was learned for the whole "
         "block and is restricted to these samples, for which the baselines choose, so its f is too low. "
     )
-    if run.can_learn_block:
+    if run.can_relearn:
         note += f"Compare the baselines with {RELEARNED}: the run's method on these samples."
     else:
         note += "Only whole blocks give a fair comparison."
@@ -263,7 +262,7 @@ def _scale(run: FinishedRun, ground: GroundSet, scales: dict[str, float], name: 
     """The run's scale of a term; measured as the run does for a diversity term that the run lacks."""
     if name in scales:
         return scales[name]
-    if not run.learner.calibrate:
+    if not run.learner.method.calibrate:
         return 1.0
     return float(calibrate(JointObjective(quality_weight=0.0, diversity=name), ground, seed=seed)[1])
 

@@ -296,10 +296,10 @@ def _worth(run: FinishedRun, summary: Summary) -> dict[str, Any] | None:
     mask, random, top = (summary.values[key] for key in COMPARED)
     names = [term.name for term in run.objective.terms]
     weights = " + ".join(
-        f"{term.weight:g} {term.name}" + (" / its spread" if run.learner.calibrate else "")
+        f"{term.weight:g} {term.name}" + (" / its spread" if run.learner.method.calibrate else "")
         for term in run.objective.terms
     )
-    spread = " The spread is the standard deviation over random masks." if run.learner.calibrate else ""
+    spread = " The spread is the standard deviation over random masks." if run.learner.method.calibrate else ""
     return {
         "sentence": f"f = {weights}, higher is better: {mask.f:.5g} for the mask, {mask.f - random.f:+.4g} against "
         f"a random one of the same size and {mask.f - top.f:+.4g} against the one of highest quality.{spread}"

@@ -116,7 +116,7 @@ def curves(run: FinishedRun) -> tuple[str, str] | None:
     marks: dict[str, dict[str, float]] = {}
     text = "f and its terms as they were expected of a mask drawn at that step."
     values_of = summarize(run.manifest.blocks).values
-    if len(blocks) == 1 and values_of and run.learner.is_whole_block:
+    if len(blocks) == 1 and values_of and run.learner.method.is_whole_block:
         marks = {"f": {label: values_of[key].f for key, label in COMPARED.items()}}
         for name in terms:
             marks[name] = {label: values_of[key].terms[name] for key, label in COMPARED.items()}

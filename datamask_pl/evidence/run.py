@@ -20,7 +20,7 @@ from datamask_pl.data.types import Block
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.io.atomic import local_path
 from datamask_pl.io.paths import AnyPath, any_path
-from datamask_pl.learner.loop import learn_block
+from datamask_pl.learner.loop import learn
 from datamask_pl.learner.module import MaskLearner
 from datamask_pl.mask.manifest import MANIFEST_NAME, Manifest, read_columns, read_finished
 from datamask_pl.mask.parts import part_name
@@ -83,12 +83,12 @@ class FinishedRun:
         return {name: found[name] for name in names}
 
     @property
-    def can_learn_block(self) -> bool:
-        """True if `learn_block` repeats the run's method: whole blocks, limited by a number of samples alone."""
-        return self.learner.is_whole_block and not self.limits
+    def can_relearn(self) -> bool:
+        """True if `relearn` repeats the run's method: whole blocks, limited by a number of samples alone."""
+        return self.learner.method.is_whole_block and not self.limits
 
-    def learn_block(self, ground: GroundSet, scales: Tensor) -> Tensor:
-        """The mask that the run's method learns for a ground set; see `learner.loop`.
+    def relearn(self, ground: GroundSet, scales: Tensor) -> Tensor:
+        """The mask that the run's method learns for a ground set; see `learner.loop.learn`.
 
         Args:
             ground: the samples and the budget.
@@ -97,17 +97,7 @@ class FinishedRun:
         Returns:
             bool (N,), True = kept.
         """
-        learner = self.learner
-        return learn_block(
-            ground,
-            objective=self.objective,
-            scales=scales,
-            num_steps=learner.num_steps,
-            max_lr=learner.max_lr,
-            min_lr=learner.min_lr,
-            init=learner.init,
-            is_polished=learner.polish,
-        )
+        return learn(ground, objective=self.objective, scales=scales, method=self.learner.method)
 
 
 def limits_of(manifest: Manifest) -> list[str]:

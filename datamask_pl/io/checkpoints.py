@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from datamask_pl.errors import CheckpointError, warn
 from datamask_pl.io.atomic import atomic_path
@@ -116,20 +115,9 @@ def _ending(body: memoryview) -> bytes:
     return len(comment).to_bytes(_LENGTH_BYTES, "little") + comment
 
 
-class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's door to checkpoint files."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ANN401
-        """Writes a checkpoint under a temporary name, forces it to disk, then renames it."""
-        # torch.save to a path reports a full disk as RuntimeError; bytes in memory do not
-        parts = encode(checkpoint)
-        with atomic_path(Path(path)) as temporary, temporary.open("wb") as file:
-            file.writelines(parts)
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:  # noqa: ANN401
-        """Reads tensors and plain types; nothing else is ever unpickled."""
-        return read_checkpoint(path)
-
-    def remove_checkpoint(self, path: Any) -> None:  # noqa: ANN401
-        """Deletes a checkpoint, if it is there."""
-        Path(path).unlink(missing_ok=True)
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint under a temporary name, forces it to disk, then renames it."""
+    # torch.save to a path reports a full disk as RuntimeError; bytes in memory do not
+    parts = encode(checkpoint)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.writelines(parts)

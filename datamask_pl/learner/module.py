@@ -6,7 +6,7 @@ Shapes: N samples of the block, M samples of a step.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,26 +15,23 @@ from torch import Tensor
 from datamask_pl.data.loader import DEFAULT_PARTIAL
 from datamask_pl.data.types import BlockResult, BlockSource, PartialBatch
 from datamask_pl.distributed.collectives import RankGroup, raise_on_all_ranks
-from datamask_pl.errors import CheckpointError, ConfigError, check_choice
+from datamask_pl.errors import CheckpointError, ConfigError
 from datamask_pl.functional.budget import BudgetSpec
-from datamask_pl.functional.schedule import default_schedule, linear_rate
+from datamask_pl.functional.schedule import linear_rate
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.io.checkpoints import STATE_KEY
 from datamask_pl.learner import options
 from datamask_pl.learner.ground import check_budgets, make_ground, part_of
 from datamask_pl.learner.metrics import StepMetrics
-from datamask_pl.learner.policy import Initialization, LogitAscent, MaskPolicy
-from datamask_pl.learner.solve import calibrate, solve
+from datamask_pl.learner.policy import LogitAscent, MaskPolicy
+from datamask_pl.learner.solve import CALIBRATION, COMPARISON, calibrate_terms, solve
 from datamask_pl.learner.state import BlockState, read_dump
-from datamask_pl.learner.step import Update, multilinear_update, rollout_update
+from datamask_pl.learner.step import Update, take_step
 from datamask_pl.objectives import Objective
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective, WeightedObjective
 
-Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 STATE_VERSION = 1
-# Third integers of seeds, beside the steps of a block.
-CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 
 
 class MaskLearner(LightningModule):
@@ -102,50 +99,30 @@ class MaskLearner(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        check_choice("model.estimator", estimator, get_args(Estimator))
-        check_choice("model.init", init, get_args(Initialization))
-        self.spec = BudgetSpec(select_ratio, group_budget)
-        self.calibrate = calibrate
-        self.estimator: Estimator = estimator
-        self.control_variate = control_variate
-        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
-        self.is_controlled = control_variate and self.objective.has_expectation
-        self.num_rollouts = (16 if self.is_controlled else 128) if num_rollouts is None else num_rollouts
-        defaults = default_schedule(
-            estimator,
-            is_polish_quick=polish and self.objective.has_interactions,
-            has_control_variate=self.is_controlled,
-        )
-        self._has_default_steps = num_steps is None
-        self.num_steps = defaults.num_steps if num_steps is None else num_steps
-        self.max_lr = defaults.max_lr if max_lr is None else max_lr
-        self.min_lr = min(defaults.min_lr, max(self.max_lr, 0.0)) if min_lr is None else min_lr
-        self.init: Initialization = init
-        self.patience = patience
-        self.min_churn = min_churn
-        self.polish = polish
-        options.check(
-            self.num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts
-        )
-        options.check_schedule(num_steps=self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
         options.check(patience is None or patience >= 1, "patience must be at least 1", patience)
         options.check(0 <= min_churn <= 1, "min_churn must be from 0 to 1", min_churn)
-        if estimator == "multilinear" and not self.objective.has_expectation:
-            names = ", ".join(self.objective.without_expectation())
-            raise ConfigError(
-                f"model.estimator multilinear needs the expectation of every term, and {names} gives only `value`; "
-                "use model.estimator: group_relative or leave_one_out."
-            )
+        self.spec = BudgetSpec(select_ratio, group_budget)
+        self.objective = JointObjective(quality_weight=quality_weight, diversity=diversity)
+        self.method = options.make_method(
+            self.objective,
+            estimator=estimator,
+            num_rollouts=num_rollouts,
+            control_variate=control_variate,
+            num_steps=num_steps,
+            max_lr=max_lr,
+            min_lr=min_lr,
+            init=init,
+            calibrate=calibrate,
+            polish=polish,
+        )
+        self.num_steps = self.method.num_steps
+        self._has_default_steps = num_steps is None
+        self.patience, self.min_churn = patience, min_churn
         self.metrics = StepMetrics()
         self.latest: dict[str, float] = {}
         self.result: BlockResult | None = None
         self._state: BlockState | None = None
         self._restored: dict[str, Any] | None = None
-
-    @property
-    def is_whole_block(self) -> bool:
-        """True if a step sees the whole block, False if it draws masks in a random part of it."""
-        return self.estimator == "multilinear"
 
     @property
     def block_index(self) -> int:
@@ -156,7 +133,7 @@ class MaskLearner(LightningModule):
     def is_block_done(self) -> bool:
         """True once the block at hand has had all its steps or has settled; False if the run stops within it."""
         num_steps = min(self.num_steps, int(self.trainer.num_training_batches))
-        return self._current.is_settled or self._current.num_steps >= num_steps
+        return self._current.has_converged or self._current.num_steps >= num_steps
 
     # ---- Lightning's hooks, in the order in which they are called
 
@@ -170,14 +147,16 @@ class MaskLearner(LightningModule):
         """
         source = self._source
         source.prepare()
-        default_partial = 1.0 if self.is_controlled else DEFAULT_PARTIAL
+        default_partial = 1.0 if self.method.is_controlled else DEFAULT_PARTIAL
         with raise_on_all_ranks():
             options.check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
-            check_budgets(self.spec, source, step_share=1.0 if self.is_whole_block else step_share)
-        if self._has_default_steps and self.is_controlled and not self.is_whole_block:
+            check_budgets(self.spec, source, step_share=1.0 if self.method.is_whole_block else step_share)
+        if self._has_default_steps and self.method.is_controlled and not self.method.is_whole_block:
             options.warn_of_few_steps(self.num_steps, step_share)
-        source.set_steps(num_steps=self.num_steps, is_whole_block=self.is_whole_block, default_partial=default_partial)
+        source.set_steps(
+            num_steps=self.num_steps, is_whole_block=self.method.is_whole_block, default_partial=default_partial
+        )
         on_cpu = self.trainer.strategy.root_device.type == "cpu"
         source.set_reading(is_ahead=not (on_cpu and self.objective.holds_lists))
         sizes = source.block_sizes
@@ -199,20 +178,20 @@ class MaskLearner(LightningModule):
     def training_step(self, batch: PartialBatch, batch_idx: int) -> None:
         """One step of ascent on the logits of the batch."""
         state = self._begin_block(batch) if self._is_new(batch) else self._current
-        if state.is_settled:
+        if state.has_converged:
             return
         started_s = time.perf_counter()
         update = self._update(batch, state)
-        rate = linear_rate(batch.step, self.num_steps, max_lr=self.max_lr, min_lr=self.min_lr)
+        rate = linear_rate(batch.step, self.num_steps, max_lr=self.method.max_lr, min_lr=self.method.min_lr)
         optimizer = self.optimizers()
         cast(LogitAscent, optimizer.optimizer).stage(batch.rows_M, rate * update.direction_M)  # type: ignore[union-attr]
         optimizer.step()  # type: ignore[union-attr]
-        state.note_step(update)
+        state.record_step(update)
         self.metrics.update(update.metrics)
         self.metrics.update_speed(update.direction_M.numel(), time.perf_counter() - started_s)
         if self.patience is not None or self.is_log_due(batch.step):
-            self._observe(state)
-        if state.is_settled or self.is_log_due(batch.step):
+            self._record_churn(state)
+        if state.has_converged or self.is_log_due(batch.step):
             self._log_step(rate, step=batch.block.index * self.num_steps + batch.step + 1)
 
     @torch.no_grad()
@@ -231,7 +210,7 @@ class MaskLearner(LightningModule):
             state,
             logits_N,
             objective=self.objective,
-            is_polished=self.polish,
+            is_polished=self.method.polish,
             seed=derive_seed(self._source.seed, state.block.index, COMPARISON),
         )
 
@@ -318,7 +297,9 @@ class MaskLearner(LightningModule):
         ground = make_ground(block, self.spec, num_slice_rows=batch.num_slice_rows, ranks=self.ranks, device=device)
         restored, self._restored = self._restored, None
         if restored is None:
-            self.policy.reset(ground.quality_N, ground.num_selected, init=self.init, is_independent=self.is_whole_block)
+            self.policy.reset(
+                ground.quality_N, ground.num_selected, init=self.method.init, is_independent=self.method.is_whole_block
+            )
         else:
             self.policy.logits.data[: block.num_samples] = restored["logits"][: block.num_samples].to(device)
         scales = self._calibrate(batch, ground) if restored is None else restored["scales"]
@@ -327,15 +308,14 @@ class MaskLearner(LightningModule):
         if restored is not None:
             state.restore(restored)
         self._state = state
-        if state.is_settled:
+        if state.has_converged:
             self._source.skip_rest_of_block()
         return state
 
     def _calibrate(self, batch: PartialBatch, ground: GroundSet) -> Tensor:
-        if not self.calibrate:
-            return torch.ones(len(self.objective.terms), dtype=torch.float64, device=self.device)
         seed = derive_seed(self._source.seed, batch.block.index, CALIBRATION)
-        return calibrate(self.objective, ground if self.is_whole_block else self._part_of(ground, batch), seed=seed)
+        drawn_from = ground if batch.rows_M is None or not self.method.calibrate else self._part_of(ground, batch)
+        return calibrate_terms(self.objective, drawn_from, self.method, seed=seed)
 
     def _part_of(self, ground: GroundSet, batch: PartialBatch) -> GroundSet:
         """The batch's rows as a ground set of their own, evaluated by each rank for itself."""
@@ -344,41 +324,28 @@ class MaskLearner(LightningModule):
 
     def _update(self, batch: PartialBatch, state: BlockState) -> Update:
         block, step = batch.block.index, batch.step
-        step_name = f"block {block}, step {step}"
-        logits_M = self._logits(state) if batch.rows_M is None else self.policy.logits.detach()[batch.rows_M]
-        options.check_logits(logits_M, step_name)
-        if self.estimator == "multilinear":
-            return multilinear_update(
-                logits_M,
-                objective=self.objective,
-                ground=state.ground,
-                scales=state.scales,
-                step_name=step_name,
-            )
-        seed = self._source.seed
-        return rollout_update(
-            logits_M,
+        seed, is_whole = self._source.seed, batch.rows_M is None
+        return take_step(
+            self._logits(state) if is_whole else self.policy.logits.detach()[batch.rows_M],
             objective=self.objective,
-            ground=self._part_of(state.ground, batch),
+            ground=state.ground if is_whole else self._part_of(state.ground, batch),
             scales=state.scales,
-            estimator=self.estimator,
-            num_rollouts=self.num_rollouts,
-            control_variate=self.control_variate,
+            method=self.method,
             seed_of=lambda rollout: derive_seed(seed, block, step, rollout),
             ranks=self.ranks,
-            step_name=step_name,
+            step_name=f"block {block}, step {step}",
         )
 
-    def _observe(self, state: BlockState) -> None:
-        churn = state.observe(self._logits(state), patience=self.patience, min_churn=self.min_churn)
+    def _record_churn(self, state: BlockState) -> None:
+        churn = state.record_churn(self._logits(state), patience=self.patience, min_churn=self.min_churn)
         self.metrics.update({"policy/churn": torch.tensor(churn, dtype=torch.float64)})
-        if state.is_settled:
+        if state.has_converged:
             self._source.skip_rest_of_block()
 
     def _log_step(self, rate: float, *, step: int) -> None:
         self.latest = {**self.metrics.compute(), "policy/lr": rate}
         self.metrics.reset()
-        if self.latest.get("policy/groups_without_spread") and not self.is_controlled:
+        if self.latest.get("policy/groups_without_spread") and not self.method.is_controlled:
             options.warn_of_equal_rewards()
         for logger in self.trainer.loggers:
             logger.log_metrics(self.latest, step=step)
@@ -387,13 +354,14 @@ class MaskLearner(LightningModule):
 
     def settings(self) -> dict[str, Any]:
         """What decides the mask of given data, by the name of its option."""
-        names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish", "patience", "min_churn"]
+        names = ["estimator", "num_steps", "max_lr", "min_lr", "init", "calibrate", "polish"]
         settings: dict[str, Any] = {"model.select_ratio": self.spec.select_ratio}
-        settings |= {f"model.{name}": getattr(self, name) for name in names}
+        settings |= {f"model.{name}": getattr(self.method, name) for name in names}
+        settings |= {"model.patience": self.patience, "model.min_churn": self.min_churn}
         if self._source.has_groups:
             settings["model.group_budget"] = self.spec.group_budget
-        if not self.is_whole_block:
-            settings["model.num_rollouts"] = self.num_rollouts
-            settings["model.control_variate"] = self.control_variate
+        if not self.method.is_whole_block:
+            settings["model.num_rollouts"] = self.method.num_rollouts
+            settings["model.control_variate"] = self.method.control_variate
         settings |= {"objective": self.objective.describe(), "data.partial": self._source.partial}
         return {**settings, "data.seed": self._source.seed}

@@ -1,4 +1,4 @@
-"""Checks of the learner's options, and of what they lead to. Each raises an error that names option, value and remedy.
+"""The options of the method with their defaults, and checks. Each error names option, value and remedy.
 
 Shapes: M samples.
 """
@@ -6,12 +6,105 @@ Shapes: M samples.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
-from lightning.pytorch import Trainer
 from torch import Tensor
 
-from datamask_pl.errors import BudgetError, ConfigError, warn
+from datamask_pl.errors import BudgetError, ConfigError, check_choice, warn
 from datamask_pl.functional.budget import num_to_keep, share_of
+from datamask_pl.functional.schedule import default_schedule
+from datamask_pl.learner.policy import Initialization
+from datamask_pl.objectives.joint import JointObjective
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How the mask of a block is learned; see `MaskLearner` for the options.
+
+    Attributes:
+        estimator: of the gradient.
+        num_rollouts: masks drawn per step, over all ranks.
+        control_variate: as the user set it.
+        is_controlled: True if there is a control variate: also every term has an expectation.
+        num_steps: steps of a block.
+        max_lr: learning rate of the first step.
+        min_lr: learning rate of the last step.
+        init: which logits a block starts with.
+        calibrate: whether terms are divided by their spread over random masks.
+        polish: whether swaps follow the last step.
+    """
+
+    estimator: Estimator
+    num_rollouts: int
+    control_variate: bool
+    is_controlled: bool
+    num_steps: int
+    max_lr: float
+    min_lr: float
+    init: Initialization
+    calibrate: bool
+    polish: bool
+
+    @property
+    def is_whole_block(self) -> bool:
+        """True if a step sees the whole block, False if it draws masks in a random part of it."""
+        return self.estimator == "multilinear"
+
+
+def make_method(
+    objective: JointObjective,
+    *,
+    estimator: Estimator = "multilinear",
+    num_rollouts: int | None = None,
+    control_variate: bool = True,
+    num_steps: int | None = None,
+    max_lr: float | None = None,
+    min_lr: float | None = None,
+    init: Initialization = "same",
+    calibrate: bool = True,
+    polish: bool = True,
+) -> Method:
+    """Fills in the defaults, which depend on the objective; None is the default.
+
+    Raises:
+        ConfigError: If a value is not allowed, or the estimator cannot train the objective.
+    """
+    check_choice("model.estimator", estimator, get_args(Estimator))
+    check_choice("model.init", init, get_args(Initialization))
+    is_controlled = control_variate and objective.has_expectation
+    default = default_schedule(
+        estimator, is_polish_quick=polish and objective.has_interactions, has_control_variate=is_controlled
+    )
+    num_rollouts = (16 if is_controlled else 128) if num_rollouts is None else num_rollouts
+    num_steps = default.num_steps if num_steps is None else num_steps
+    max_lr = default.max_lr if max_lr is None else max_lr
+    min_lr = min(default.min_lr, max(max_lr, 0.0)) if min_lr is None else min_lr
+    check(num_rollouts >= 2, "num_rollouts must be at least 2, or there is nothing to compare", num_rollouts)
+    check_schedule(num_steps=num_steps, max_lr=max_lr, min_lr=min_lr)
+    if estimator == "multilinear" and not objective.has_expectation:
+        raise ConfigError(
+            f"model.estimator multilinear needs the expectation of every term, and "
+            f"{', '.join(objective.without_expectation())} gives only `value`; use model.estimator: group_relative or "
+            "leave_one_out."
+        )
+    return Method(
+        estimator=estimator,
+        num_rollouts=num_rollouts,
+        control_variate=control_variate,
+        is_controlled=is_controlled,
+        num_steps=num_steps,
+        max_lr=max_lr,
+        min_lr=min_lr,
+        init=init,
+        calibrate=calibrate,
+        polish=polish,
+    )
 
 
 def check(is_allowed: bool, rule: str, value: object) -> None:

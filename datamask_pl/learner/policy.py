@@ -1,4 +1,4 @@
-"""The policy: one logit a sample of the block, and the optimizer that moves them.
+"""The policy: one logit per sample of the block, and the optimizer that moves them.
 
 Shapes: N samples of the block, M samples of a step.
 """
@@ -16,8 +16,15 @@ from datamask_pl.functional.initialization import quality_log_odds, quality_logi
 Initialization = Literal["same", "quality"]
 
 
+def first_logits(quality_N: Tensor, num_selected: int, init: Initialization, *, is_independent: bool) -> Tensor:
+    """The logits that a block starts with: float32 (N,); see `MaskPolicy.reset`."""
+    if init == "same":
+        return torch.zeros(quality_N.numel(), device=quality_N.device)
+    return (quality_log_odds(quality_N, num_selected) if is_independent else quality_logits(quality_N)).float()
+
+
 class MaskPolicy(nn.Module):
-    """Owns the logits of the block at hand.
+    """Owns the logits of the current block.
 
     Blocks differ by a row at most, and the parameter is as long as the longest: `logits[:N]` are in use.
 
@@ -40,9 +47,8 @@ class MaskPolicy(nn.Module):
             is_independent: True if samples are kept independently (multilinear), False for Plackett-Luce.
         """
         self.logits.zero_()
-        if init == "quality":
-            start_N = quality_log_odds(quality_N, num_selected) if is_independent else quality_logits(quality_N)
-            self.logits[: quality_N.numel()] = start_N.to(self.logits.dtype)
+        start_N = first_logits(quality_N, num_selected, init, is_independent=is_independent)
+        self.logits[: quality_N.numel()] = start_N
 
 
 class LogitAscent(torch.optim.Optimizer):

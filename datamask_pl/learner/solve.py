@@ -14,10 +14,13 @@ from datamask_pl.functional.swaps.coverage import CandidateCoverage
 from datamask_pl.functional.swaps.polish import polish
 from datamask_pl.functional.swaps.pooled import Interactions
 from datamask_pl.functional.threads import give_back_memory
+from datamask_pl.learner.options import Method
 from datamask_pl.learner.state import BlockState
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
 
+# Third integers of seeds, next to the steps of a block.
+CALIBRATION, COMPARISON = 2**62, 2**62 + 1
 NUM_CALIBRATION_MASKS = 64
 # Elements of masks that are valued in one call.
 MAX_MASK_ELEMENTS = 2**24
@@ -58,6 +61,13 @@ def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Ten
     objective.check_finite(values, when="in calibration, before the first step")
     spread = values.std(dim=1, correction=1)
     return torch.where(spread > RELATIVE_SPREAD * values.abs().amax(1), spread, 0.0)
+
+
+def calibrate_terms(objective: JointObjective, ground: GroundSet, method: Method, *, seed: int) -> Tensor:
+    """What the terms are divided by: `calibrate`, or 1 where the method does not calibrate."""
+    if not method.calibrate:
+        return torch.ones(len(objective.terms), dtype=torch.float64, device=ground.device)
+    return calibrate(objective, ground, seed=seed)
 
 
 def round_logits(

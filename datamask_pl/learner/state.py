@@ -1,4 +1,4 @@
-"""What a learner knows of the block at hand, beside its logits.
+"""The state of the current block, except its logits.
 
 Shapes: N samples of the block, M samples of a step.
 """
@@ -33,7 +33,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass
 class BlockState:
-    """What is known of the block at hand, beside its logits.
+    """The state of the current block, except its logits.
 
     Attributes:
         block: the block, on the host.
@@ -45,7 +45,7 @@ class BlockState:
         best_mask_N: bool (N,), the best rollout of the whole block, if rollouts are of the whole block.
         best_reward: its reward.
         num_unchanged: steps in a row in which the mask changed less than `min_churn`.
-        is_settled: True once that has been so for `patience` steps.
+        has_converged: True once that has been so for `patience` steps.
     """
 
     block: Block
@@ -57,7 +57,7 @@ class BlockState:
     best_mask_N: Tensor | None = None
     best_reward: float = -float("inf")
     num_unchanged: int = 0
-    is_settled: bool = False
+    has_converged: bool = False
     started_s: float = field(default_factory=time.perf_counter)
 
     @property
@@ -75,7 +75,7 @@ class BlockState:
             "best_mask": None if self.best_mask_N is None else self.best_mask_N.cpu(),
             "best_reward": self.best_reward,
             "num_unchanged": self.num_unchanged,
-            "is_settled": self.is_settled,
+            "is_settled": self.has_converged,
         }
 
     def restore(self, dumped: dict[str, Any]) -> None:
@@ -84,11 +84,11 @@ class BlockState:
         self.seconds_before = dumped["seconds"]
         self.best_reward = dumped["best_reward"]
         self.num_unchanged = dumped["num_unchanged"]
-        self.is_settled = dumped["is_settled"]
+        self.has_converged = dumped["is_settled"]
         if dumped["best_mask"] is not None:
             self.best_mask_N = dumped["best_mask"].to(self.mask_N.device)
 
-    def note_step(self, update: Update) -> None:
+    def record_step(self, update: Update) -> None:
         """Counts a step, and keeps its best rollout if that is a mask of the whole block and the best so far."""
         self.num_steps += 1
         if update.best_mask_M is None or update.best_mask_M.numel() < self.ground.num_samples:
@@ -97,7 +97,7 @@ class BlockState:
         if reward > self.best_reward:
             self.best_mask_N, self.best_reward = update.best_mask_M, reward
 
-    def observe(self, logits_N: Tensor, *, patience: int | None, min_churn: float) -> float:
+    def record_churn(self, logits_N: Tensor, *, patience: int | None, min_churn: float) -> float:
         """Looks at the mask that the logits give now, and settles if it has not changed for long enough.
 
         Args:
@@ -112,7 +112,7 @@ class BlockState:
         churn = float((mask_N & ~self.mask_N).sum()) / self.ground.num_selected
         self.mask_N = mask_N
         self.num_unchanged = self.num_unchanged + 1 if churn < min_churn else 0
-        self.is_settled = patience is not None and self.num_unchanged >= patience
+        self.has_converged = patience is not None and self.num_unchanged >= patience
         return churn
 
 

@@ -22,6 +22,7 @@ from datamask_pl.functional.rollouts.advantages import (
     squared_noise_sum,
     weighted_score_sum,
 )
+from datamask_pl.learner.options import Method, check_logits
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
 
@@ -45,6 +46,50 @@ class Update:
     direction_M: Tensor
     metrics: dict[str, Tensor]
     best_mask_M: Tensor | None = None
+
+
+def take_step(
+    logits_M: Tensor,
+    *,
+    objective: JointObjective,
+    ground: GroundSet,
+    scales: Tensor,
+    method: Method,
+    seed_of: Callable[[int], int],
+    ranks: RankGroup | None = None,
+    step_name: str = "a step",
+) -> Update:
+    """The direction of one step, by the estimator of the method. Collective.
+
+    Args:
+        logits_M: float (M,).
+        objective: what is maximised.
+        ground: the M samples; with rollouts local to each rank.
+        scales: float64 (number of terms,), by which the terms are divided.
+        method: the options.
+        seed_of: seed of the rollout of an index in the group.
+        ranks: who shares the rollouts; this process alone by default.
+        step_name: for error messages.
+
+    Raises:
+        ConfigError: If the logits have left the range of float32; on all ranks.
+        ObjectiveError: If a term is not finite; on all ranks.
+    """
+    check_logits(logits_M, step_name)
+    if method.estimator == "multilinear":
+        return multilinear_update(logits_M, objective=objective, ground=ground, scales=scales, step_name=step_name)
+    return rollout_update(
+        logits_M,
+        objective=objective,
+        ground=ground,
+        scales=scales,
+        estimator=method.estimator,
+        num_rollouts=method.num_rollouts,
+        seed_of=seed_of,
+        ranks=ranks or RankGroup(),
+        step_name=step_name,
+        control_variate=method.control_variate,
+    )
 
 
 def multilinear_update(

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentError
 
 import datamask_pl.commands.fit
+from datamask_pl.callbacks.checkpoint import AtomicCheckpointIO
 from datamask_pl.data.plan import plan_blocks
 from datamask_pl.data.reader import BlockReader
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.data.shards import plain as plain_ids
-from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO, read_checkpoint
+from datamask_pl.io.checkpoints import STATE_KEY, read_checkpoint
 from datamask_pl.mask.manifest import Manifest, read_columns, read_complete
 from datamask_pl.mask.parts import part_name, read_part, write_part
 from tests.fuzz.damage import Known, damage, inputs, is_same, ours, spoil

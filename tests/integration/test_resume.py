@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from datamask_pl.callbacks.checkpoint import AtomicCheckpointIO
 from datamask_pl.cli import main
-from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO, list_checkpoints, parse_name, read_checkpoint
+from datamask_pl.io.checkpoints import STATE_KEY, list_checkpoints, parse_name, read_checkpoint
 from tests.support.fits import (
     QUIET,
     assert_same_mask,

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from datamask_pl.callbacks.checkpoint import AtomicCheckpointIO
 from datamask_pl.commands import compare as compare_module
 from datamask_pl.commands import embed as embed_module
 from datamask_pl.commands import report as report_module
@@ -23,7 +24,7 @@ from datamask_pl.commands.embed import embed
 from datamask_pl.commands.export import export
 from datamask_pl.commands.report import report
 from datamask_pl.commands.sample import sample
-from datamask_pl.io.checkpoints import STATE_KEY, AtomicCheckpointIO
+from datamask_pl.io.checkpoints import STATE_KEY
 from datamask_pl.mask.manifest import Manifest
 from datamask_pl.mask.parts import write_part
 from tests.support.fits import fit, write_shards

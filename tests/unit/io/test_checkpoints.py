@@ -3,10 +3,10 @@ import zipfile
 import pytest
 import torch
 
+from datamask_pl.callbacks.checkpoint import AtomicCheckpointIO
 from datamask_pl.errors import CheckpointError, DataFileError
 from datamask_pl.io.checkpoints import (
     STATE_KEY,
-    AtomicCheckpointIO,
     checkpoint_name,
     encode,
     list_checkpoints,
