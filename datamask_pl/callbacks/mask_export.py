@@ -63,7 +63,7 @@ class MaskExport(Checkpoint):
             if begun is not None and begun.plan_hash != source.plan_hash:
                 raise ConfigError(
                     f"{self.folder} holds the mask of other data: {self._other_data(begun)}. "
-                    "Give another --run_name or mask.output."
+                    "Pass another --run_name or mask.output."
                 )
             for block in set(source.schedule).intersection(list_parts(self.folder)):
                 entry = read_part(self.folder, block, plan_hash=source.plan_hash, settings=settings)

@@ -125,7 +125,7 @@ class RunSummary(Callback):
         parts = _count(num_blocks, "part") if num_done == num_blocks else f"{num_done} of {num_blocks} parts so far"
         print(f"mask    {export.folder} ({parts})")
         if num_done < num_blocks:
-            print(f"more    the same command with --run_name {shlex.quote(folder.name)} goes on")
+            print(f"more    rerun the same command with --run_name {shlex.quote(folder.name)} to continue")
         print(f"watch   tensorboard --logdir {shlex.quote(str(folder))}")
         if num_done == num_blocks:
             print(f"next    {_apply_command(source_of(trainer), export.folder, folder / 'filtered')}")

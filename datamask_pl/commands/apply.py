@@ -134,15 +134,15 @@ class Target:
                 record = decode(path.read_text(encoding="utf-8"), {"files": dict}, version=RECORD_FORMAT)
             saved, files = record["selection"], record["files"]
         except NotADirectoryError:
-            raise ConfigError(f"{option} {folder} is a file; give the path of a folder.") from None
+            raise ConfigError(f"{option} {folder} is a file; pass the path of a folder.") from None
         except DAMAGES as error:
             raise DataFileError(f"{path} cannot be read ({error}); choose another folder.") from error
         if RECORD_NAME not in others and others:
-            raise ConfigError(f"{option} {folder} holds other things, such as {others[0]}; give a new or empty folder.")
+            raise ConfigError(f"{option} {folder} holds other things, such as {others[0]}; pass a new or empty folder.")
         # a record alone is of an attempt that wrote no file: its source was damaged, and may have been repaired
         if saved not in (None, target.selection) and others != [RECORD_NAME]:
             raise ConfigError(
-                f"{option} {folder} was made with another mask or from another source; give another folder."
+                f"{option} {folder} was made with another mask or from another source; pass another folder."
             )
         names = [source.relative_name for source in sources if source.relative_name in files]
         target.files = {name: files[name] for name in names if _is_whole(folder / name, files[name])}

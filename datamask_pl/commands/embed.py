@@ -273,7 +273,7 @@ def _check_absent(given: dict[str, Any], *, device: str, precision: str) -> None
     if world.size > 1:
         raise ConfigError(
             f"embed without --model decomposes all texts together, in one process, but this is rank "
-            f"{world.rank} of {world.size}; start one, or give a model."
+            f"{world.rank} of {world.size}; start one, or pass a model."
         )
 
 

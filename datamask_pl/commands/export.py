@@ -273,18 +273,18 @@ def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any],
     try:
         others = [name for name in list_names(target) if not name.startswith((".", "_"))]
     except NotADirectoryError:
-        raise ConfigError(f"output {target} is a file; give the path of a folder.") from None
+        raise ConfigError(f"output {target} is a file; pass the path of a folder.") from None
     parts = list_parts(target)
     if others and not parts:
-        raise ConfigError(f"output {target} holds other things, such as {min(others)}; give a new or empty folder.")
+        raise ConfigError(f"output {target} holds other things, such as {min(others)}; pass a new or empty folder.")
     for block in parts:
         try:
             entry = read_part(target, block, plan_hash=manifest.plan_hash, settings=settings, consequence=_AGAIN)
         except ConfigError as error:
-            reason = str(error).split("; give another")[0].split(". Give the same")[0]
-            raise ConfigError(f"output {target} holds another mask ({reason}); give another folder.") from error
+            reason = str(error).split("; pass another")[0].split(". Pass the same")[0]
+            raise ConfigError(f"output {target} holds another mask ({reason}); pass another folder.") from error
         if entry is not None and (entry.made_from or {}).get("logits") != hash_logits(blocks.logits(block)):
-            raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; give another.")
+            raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; pass another.")
 
 
 def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath, *, note: str | None) -> str:

@@ -144,11 +144,11 @@ class FitCLI(LightningCLI):
             if path.resolve().parent.name != "checkpoints" or parse_name(path) is None:
                 raise CheckpointError(
                     f"{path} is not in a run's checkpoints folder under the name it was written with; put it back, or "
-                    "give the run's folder."
+                    "pass the run's folder."
                 )
         options.save_dir, options.name = str(run.parent.parent), run.parent.name
         _set_run(options, run.name)
-        # the learner goes on block by block; Lightning is not to load anything
+        # the learner resumes block by block; Lightning must not load anything
         config.ckpt_path = None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
@@ -195,7 +195,9 @@ class FitCLI(LightningCLI):
         try:
             self.trainer.fit(model, **options)
             if isinstance(strategy, BlockGroupStrategy) and strategy.lost:
-                raise RankFailedError(f"{strategy.lost}; its blocks are not done. The same command goes on with them.")
+                raise RankFailedError(
+                    f"{strategy.lost}; its blocks are not done. Rerun the same command to solve them."
+                )
             leave_group()
         except Exception as error:
             failure = self._explain(error)
@@ -209,8 +211,8 @@ class FitCLI(LightningCLI):
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, Preemption) and callback.is_preempted for callback in callbacks):
             raise PreemptedError(
-                "the run was told to end and has saved the block at hand; the same command goes on with it, where "
-                "--run_name or --ckpt_path last names the run."
+                "a signal ended the run, and the current block is saved. Rerun the same command, with --run_name or "
+                "--ckpt_path last, to continue."
             )
 
     def _explain(self, error: Exception) -> Exception:
@@ -229,7 +231,7 @@ class FitCLI(LightningCLI):
         board.leave()
         if reason.endswith("did not answer"):
             reason += f" within launch.timeout_s, {self._launch.timeout_s:g} s"
-        return RankFailedError(f"{reason}; this rank cannot go on without it.")
+        return RankFailedError(f"{reason}; this rank cannot continue without it.")
 
     @property
     def _launch(self) -> LaunchOptions:
@@ -287,7 +289,7 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
     traces = [*runs.glob(f"{name}/checkpoints/*.ckpt"), *runs.glob(f"{name}/mask/part-*.parquet")]
     if not traces:
         raise CheckpointError(
-            f"--ckpt_path last: no run in {runs} has a checkpoint; start without --ckpt_path, or give the path of a "
+            f"--ckpt_path last: no run in {runs} has a checkpoint; start without --ckpt_path, or pass the path of a "
             ".ckpt file."
         )
     return max(traces, key=lambda path: path.stat().st_mtime).parent.parent

@@ -88,12 +88,12 @@ def is_finished(file: TextFile, settings: Mapping[str, Any]) -> bool:
     except DAMAGES as error:
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno)
-            raise DataFileError(f"{file.target} is there and cannot be read: {reason}; give another output.") from error
-        raise ConfigError(f"{file.target} is there and was not made by embed; give another output.") from None
+            raise DataFileError(f"{file.target} is there and cannot be read: {reason}; pass another output.") from error
+        raise ConfigError(f"{file.target} is there and was not made by embed; pass another output.") from None
     if differing := differences(found, {**settings, **file.source()}):
         raise ConfigError(
             f"{file.target} is there and was made from other texts or with other options: {'; '.join(differing)}. "
-            "Give another output."
+            "Pass another output."
         )
     return bool(footer.num_rows == file.shard.num_rows)
 

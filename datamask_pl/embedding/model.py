@@ -139,7 +139,7 @@ def find_model(name: str) -> Path:
         # Their own texts are long, and may quote addresses.
         raise ConfigError(
             f"model {name!r} is not a folder here, and the Hugging Face hub did not give it ({type(error).__name__}); "
-            "check the name, the network and, for a model that is not public, HF_TOKEN; or give the model's folder."
+            "check the name, the network and, for a model that is not public, HF_TOKEN; or pass the model's folder."
         ) from error
 
 
@@ -176,7 +176,7 @@ def _check_safetensors(folder: Path, name: str) -> None:
                 "is loaded; where you trust it, SentenceTransformer(...).save_pretrained(...) makes safetensors of it."
             )
     if not any(path.suffix == ".safetensors" for path in _data_files(folder)):
-        raise ConfigError(f"model {name} has no weights in safetensors in {folder}; give a model that has.")
+        raise ConfigError(f"model {name} has no weights in safetensors in {folder}; pass a model that has.")
 
 
 def _choose_device(device: Device, local_rank: int) -> str:

@@ -172,7 +172,7 @@ def num_to_keep(select_ratio: float, num_samples: int) -> int:
         needed = Context(prec=6, rounding=ROUND_CEILING).divide(Decimal(1), Decimal(2 * num_samples))
         raise BudgetError(
             f"select_ratio keeps 0 of {num_samples} samples ({select_ratio}); "
-            f"raise it to at least {float(needed):g} or give larger blocks."
+            f"raise it to at least {float(needed):g} or use larger blocks."
         )
     return num_selected
 
@@ -313,7 +313,7 @@ def group_budgets(spec: BudgetSpec, totals: Totals) -> list[float]:
     num_samples = sum(totals.num_samples)
     if not totals.has_costs and not sum(budgets):
         num_to_keep(spec.select_ratio, num_samples)  # its error says what would be enough
-        raise BudgetError(f"group_budget keeps 0 of {num_samples} samples; raise a ratio or give larger blocks.")
+        raise BudgetError(f"group_budget keeps 0 of {num_samples} samples; raise a ratio or use larger blocks.")
     for index, (name, limit) in enumerate(zip(totals.names, budgets, strict=True)):
         of_group = f" of group {name!r}" if name else ""
         ratio, whole, kept = spec.ratio(name), totals.costs[index], totals.kept_costs[index]
@@ -332,7 +332,7 @@ def group_budgets(spec: BudgetSpec, totals: Totals) -> list[float]:
         raise BudgetError(
             f"select_ratio keeps 0 of {num_samples} samples: the budget is {sum(budgets):.12g} of a total cost of "
             f"{sum(totals.costs):.12g} ({spec.select_ratio}), the cheapest sample costs "
-            f"{min(totals.lowest_costs):.12g}; raise it or give larger blocks."
+            f"{min(totals.lowest_costs):.12g}; raise it or use larger blocks."
         )
     return budgets
 

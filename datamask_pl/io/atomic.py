@@ -71,7 +71,7 @@ def atomic_path(target: AnyPath) -> Iterator[Path]:
     final = Path(os.path.realpath(target))
     if os.path.exists(final) and not os.path.isfile(final):
         kind = "a folder" if os.path.isdir(final) else "a device or pipe"
-        raise DataFileError(f"{target} cannot be written: it is {kind}, not a file; give the path of a file.")
+        raise DataFileError(f"{target} cannot be written: it is {kind}, not a file; pass the path of a file.")
     # The process id tells a reader of the folder whose it is; the token keeps hosts of a shared disk apart.
     temporary = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

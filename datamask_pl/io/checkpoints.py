@@ -81,7 +81,7 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
         CheckpointError: If the file is missing, cut off, or holds anything else.
     """
     if not os.path.isfile(path):
-        raise CheckpointError(f"checkpoint {path} does not exist; give the path of a .ckpt file, or last.")
+        raise CheckpointError(f"checkpoint {path} does not exist; pass the path of a .ckpt file, or last.")
     try:
         content = Path(path).read_bytes()
         if content[-_ENDING_BYTES:] != _ending(memoryview(content)[:-_ENDING_BYTES]):

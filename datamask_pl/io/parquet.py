@@ -140,7 +140,7 @@ def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str 
             matches = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
         if not matches:
             raise DataFileError(
-                f"{option}: nothing matches {redact(pattern)!r}; give {wanted}, a directory that holds "
+                f"{option}: nothing matches {redact(pattern)!r}; pass {wanted}, a directory that holds "
                 "*.parquet files, a glob or an fsspec URL."
             )
         for match in matches:

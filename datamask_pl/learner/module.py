@@ -38,8 +38,8 @@ class MaskLearner(LightningModule):
     """Learns which samples of each block to keep.
 
     Maximises quality_weight * quality + (1 - quality_weight) * diversity over the subsets of
-    round(select_ratio * n) samples of every block, by gradient ascent on one logit a sample. With data.cost_column over
-    the subsets that cost at most select_ratio of the block's cost.
+    round(select_ratio * n) samples of every block, by gradient ascent on one logit per sample. With data.cost_column,
+    over the subsets that cost at most select_ratio of the block's cost.
 
     Args:
         select_ratio: share of each block to keep, above 0 and at most 1.
@@ -54,23 +54,23 @@ class MaskLearner(LightningModule):
             quality_weight means the same on any data. Without it the terms are raw, as in papers.
         estimator: `multilinear` takes exact gradients and needs terms with an expectation, as all built-in ones have.
             `group_relative` (the paper's) and `leave_one_out` (unbiased) draw masks, and work with any objective.
-        num_rollouts: masks drawn a step, over all ranks, at least 2; 16 with a control variate, 128 without. Not used
-            by `multilinear`.
-        control_variate: where masks are drawn and every term has an expectation, take the gradient of the rewards'
-            linear part exactly and step along it in dual coordinates, as `multilinear` does, leave the rest alone to
-            chance, and shrink it by its noise; both rollout estimators are then one. False for the paper's, or the
-            plain unbiased one. Not used by `multilinear`, nor where a term has no expectation.
-        num_steps: steps a block; 1000 where masks are drawn without a control variate. For `multilinear`, and with one,
-            20, or 8 where `polish` is quick: with pairwise similarity and plain DiSF. More for a data.partial below 1.
-        max_lr: learning rate of a block's first step; 10 where masks are drawn without a control variate, else 4.
-        min_lr: learning rate of its last step, linear between; 1 where masks are drawn without a control variate, else
-            1.5, or max_lr if less.
+        num_rollouts: masks drawn per step, over all ranks, at least 2; default 16 with a control variate, 128 without.
+            Not used by `multilinear`.
+        control_variate: for the estimators that draw masks: the part of the reward that is linear in the mask is
+            differentiated in closed form; only the remainder is estimated from rollouts, and shrunk by its noise
+            (James-Stein). Both rollout estimators then have the same direction. `false` is the paper's estimator. Used
+            where every term has an expectation; not used by `multilinear`.
+        num_steps: steps per block. Default: 1000 for rollouts without a control variate; else 20, or 8 where `polish`
+            is quick, which it is for pairwise similarity and plain DiSF. Set more for a data.partial below 1.
+        max_lr: learning rate of a block's first step. Default: 10 for rollouts without a control variate, else 4.
+        min_lr: learning rate of its last step, linear between. Default: 1 for rollouts without a control variate, else
+            1.5, or max_lr if that is less.
         init: `same` starts with equal logits, `quality` with probabilities proportional to scaled quality; there,
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
-            By default it never does.
+            Default: never.
         min_churn: share of the mask that counts as a change, for `patience`.
-        polish: after the last step, exchange samples near the threshold for as long as the objective rises.
+        polish: after the last step, swap samples near the threshold for as long as the objective rises.
 
     Raises:
         ConfigError: If a value is not allowed, or the estimator cannot train the objective.
@@ -131,7 +131,7 @@ class MaskLearner(LightningModule):
 
     @property
     def is_block_done(self) -> bool:
-        """True once the block at hand has had all its steps or has settled; False if the run stops within it."""
+        """True once the current block has had all its steps or has converged; False if the run stopped within it."""
         num_steps = min(self.num_steps, int(self.trainer.num_training_batches))
         return self._current.has_converged or self._current.num_steps >= num_steps
 
@@ -232,7 +232,7 @@ class MaskLearner(LightningModule):
         """
         raise CheckpointError(
             "trainer.fit(ckpt_path=...) cannot continue a mask; fit again with LogitsCheckpoint and the same folder, "
-            "and the block that was begun goes on from its newest checkpoint."
+            "and the block that was begun resumes from its newest checkpoint."
         )
 
     def restore(self, checkpoint: dict[str, Any]) -> None:

@@ -130,8 +130,8 @@ def check_trainer(trainer: Trainer) -> None:
         )
     if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by Lightning's debugging connector
         raise ConfigError(
-            "trainer.fast_dev_run has no folder for its files and would leave the mask of one step in this one; for a "
-            "trial give --model.num_steps 2, and one file as --data.path."
+            "trainer.fast_dev_run is not supported: it has no run folder, so the mask of one step would land in the "
+            "current folder. For a trial use --model.num_steps 2 and one file as --data.path."
         )
 
 
@@ -146,17 +146,17 @@ def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> 
 
 
 def warn_of_few_steps(num_steps: int, partial: float) -> None:
-    """Says that the steps that are the default for whole blocks are few for parts of them."""
+    """Warns that the default number of steps, meant for whole blocks, is small for parts of them."""
     if partial < 1.0:
         warn(
-            f"data.partial {partial:g}: the default of {num_steps} steps is for steps that see the whole block; here a "
-            f"sample has {num_steps * partial:.3g} of them. Leave data.partial out, which is best, or give "
-            f"model.num_steps: {math.ceil(num_steps / partial)}."
+            f"data.partial {partial:g}: the default of {num_steps} steps assumes that each step sees the whole block; "
+            f"here each sample is seen in only about {num_steps * partial:.3g} of them. Omit data.partial, which is "
+            f"best, or set model.num_steps: {math.ceil(num_steps / partial)}."
         )
 
 
 def warn_of_equal_rewards() -> None:
-    """Says that a step has moved nothing, where masks are drawn and no linear part is known."""
+    """Warns that a step moved nothing: all rollouts had the same reward, and there is no control variate."""
     warn(
         "all rollouts of a step had the same reward, and gave no gradient: the policy has settled on one mask, or the "
         "objective is constant on this data. policy/groups_without_spread in the log counts such steps."

@@ -143,7 +143,7 @@ def read_dump(
     if differing := differences(there | settings if isinstance(settings, dict) else there, made_with):
         raise CheckpointError(
             f"the checkpoint does not belong to this run: {'; '.join(differing)}. "
-            "Give the data and options that it was made with, or another --run_name."
+            "Pass the data and options that it was made with, or another --run_name."
         )
     state_dict = checkpoint.get("state_dict")
     logits_M = state_dict.get("policy.logits") if isinstance(state_dict, dict) else None

@@ -244,7 +244,7 @@ def _join_by_id(
         note = f" (the run dropped {num_dropped} bad rows)" if num_dropped else ""
         raise BadRowError(
             f"{missing.first}: the mask does not have id {missing.first_id!r}, nor those of {missing.num_rows - 1} "
-            f"more of {start} rows{note}; give the data that the mask was learned from, or set on_missing: drop."
+            f"more of {start} rows{note}; pass the data that the mask was learned from, or set on_missing: drop."
         )
     if repeated.num_rows:
         raise BadRowError(

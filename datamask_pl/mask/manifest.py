@@ -149,7 +149,7 @@ def read_complete(folder: AnyPath) -> Manifest:
 def _read_manifest(folder: AnyPath) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest is None:
-        hint = "give the folder that fit names at its end, such as runs/fineweb/version_0/mask"
+        hint = "pass the folder that fit names at its end, such as runs/fineweb/version_0/mask"
         if (folder / "mask" / MANIFEST_NAME).exists():
             hint = f"the run's mask is {folder / 'mask'}"
         raise DataFileError(f"{folder} is not a mask folder: it has no {MANIFEST_NAME}; {hint}.")

@@ -222,11 +222,11 @@ def read_part(
     if plan_hash is not None and footer.plan_hash != plan_hash:
         raise ConfigError(
             f"{path} is the mask of other data (plan {footer.plan_hash[:12]}, here {plan_hash[:12]}); "
-            "give another --run_name or mask.output."
+            "pass another --run_name or mask.output."
         )
     if settings is not None and (differing := differences(footer.settings, settings)):
         raise ConfigError(
-            f"{path} was made with other options: {'; '.join(differing)}. Give the same ones to continue, or another "
+            f"{path} was made with other options: {'; '.join(differing)}. Pass the same ones to continue, or another "
             "--run_name or mask.output."
         )
     return footer.entry

@@ -145,6 +145,6 @@ def test_preemption_reaches_every_rank_and_none_hangs(workplace, watched, num_ra
         codes = ranks.end(timeout_s=300)
         assert codes[0] == PREEMPTED, ranks.output()
         assert set(codes) <= {0, PREEMPTED}, ranks.output()
-        assert "the same command goes on with it" in ranks.output()
+        assert "Rerun the same command" in ranks.output()
     ranks = Ranks(num_ranks, *args, folder=workplace)
     assert ranks.end(timeout_s=300) == [0] * num_ranks, ranks.output()

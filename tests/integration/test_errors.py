@@ -119,7 +119,7 @@ class TestOptions:
             (("--data.quality_columns", "{}"), ("data.quality_columns must name at least one",)),
             (("--data.quality_columns", "{quality_score: high}"), ("data.quality_columns", "high", "float")),
             (("--trainer.precision", "bf16-mixed"), ("trainer.precision must be 32-true", "bf16-mixed", "float16")),
-            (("--trainer.fast_dev_run", "true"), ("trainer.fast_dev_run has no folder", "--model.num_steps 2")),
+            (("--trainer.fast_dev_run", "true"), ("trainer.fast_dev_run is not supported", "--model.num_steps 2")),
             (("--trainer.accelerator", "abacus"), ("abacus", "cpu", "cuda")),
             (("--trainer.strategy", "luck"), ("luck", "ddp")),
             (("--trainer.devices", "many"), ("trainer: ", "devices", "int > 0")),
@@ -325,7 +325,7 @@ class TestContinuing:
         [
             ("last", "--ckpt_path last: no run in runs/datamask has a checkpoint; start without --ckpt_path"),
             ("runs/datamask/version_7/checkpoints/block-00000-step-000001.ckpt", "does not exist"),
-            ("nowhere", "checkpoint nowhere does not exist; give the path of a .ckpt file, or last"),
+            ("nowhere", "checkpoint nowhere does not exist; pass the path of a .ckpt file, or last"),
             ("x" * 300, "does not exist"),
         ],
         ids=["last", "a checkpoint", "a folder", "a long name"],
@@ -366,7 +366,7 @@ class TestMaskFolder:
         fit(*data, "--mask.output", "mask")
         capsys.readouterr()
         needed = (
-            "mask holds the mask of other data: data.block_size is 20 there and 30 here. Give another --run_name",
+            "mask holds the mask of other data: data.block_size is 20 there and 30 here. Pass another --run_name",
         )
         refused(*needed, args=(*data, "--mask.output", "mask", "--data.block_size", "30"))
         write_shards("shards", [60, 31])

@@ -200,7 +200,7 @@ class TestSlurm:
                 outputs = [process.communicate(timeout=300) for process in processes]
             assert [process.returncode for process in processes] == [75, 75], outputs
             assert requeued(folder) == [f"requeue {environments[0]['SLURM_JOB_ID']}"]
-            assert outputs[0][1].count("stopped: the run was told to end and has saved the block at hand") == 1
+            assert outputs[0][1].count("stopped: a signal ended the run, and the current block is saved") == 1
             assert "stopped" not in outputs[1][1]
             assert len(manifest(mask)["blocks"]) < 3
         with started([command] * 2, task_environments(folder), folder=folder) as processes:

@@ -157,7 +157,7 @@ def test_rows_without_cost_or_group_are_bad_rows(workplace, capsys):
         (("--model.group_budget", "{code: 0.5}"), "name the column that holds them in data.group_column"),
         ((*GROUP, "--model.group_budget", "{cod: 0.5}"), "names cod; the groups of the data are: code, web, wiki"),
         ((*GROUP, "--model.group_budget", "equal"), "group_budget"),
-        (("--data.keep_ids", "none.txt"), "nothing matches 'none.txt'; give a text file with an id a line, a parquet"),
+        (("--data.keep_ids", "none.txt"), "nothing matches 'none.txt'; pass a text file with an id a line, a parquet"),
         (("--data.keep_ids", "words.txt"), "words.txt has lines that are not ids of type int64"),
         (("--data.drop_ids", "text.parquet"), "column 'chunk_id' is string in text.parquet and int64 in the data"),
         (("--data.keep_ids", "many.txt"), "block 0: keep_ids keep 13 of 60 (samples), more than the budget of 12"),

@@ -28,9 +28,9 @@ LAUNCHERS = {
     "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
 }
 REASONS = {
-    "raise": "rank 1 ended: RuntimeError: the proxy model's GPU is gone; this rank cannot go on without it.",
-    "die": "rank 1 was killed without reporting an error (out of memory?); this rank cannot go on without it.",
-    "hang": "rank 1 did not answer within launch.timeout_s, {timeout_s} s; this rank cannot go on without it.",
+    "raise": "rank 1 ended: RuntimeError: the proxy model's GPU is gone; this rank cannot continue without it.",
+    "die": "rank 1 was killed without reporting an error (out of memory?); this rank cannot continue without it.",
+    "hang": "rank 1 did not answer within launch.timeout_s, {timeout_s} s; this rank cannot continue without it.",
 }
 
 

@@ -64,7 +64,7 @@ def test_a_signal_ends_the_run_between_two_steps_and_the_scheduler_s_own_requeue
     with pytest.raises(SystemExit) as ended:
         fit(*command, *told(received))
     assert ended.value.code == 75
-    assert "stopped: the run was told to end" in capsys.readouterr().err
+    assert "stopped: a signal ended the run" in capsys.readouterr().err
     assert requeued() == (["requeue 4711"] if is_requeued else [])
     assert list(manifest("runs/datamask/told")["blocks"]) == ["0"]
     fit(*args, "--run_name", "undisturbed")

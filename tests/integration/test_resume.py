@@ -143,7 +143,7 @@ class TestStoppingWithinABlock:
         fit(*args, "--trainer.max_steps", str(num_steps))
         assert len(parts(run_folder(version=1))) == num_steps // 5
         assert f"({num_steps // 5} of 3 parts so far)" in (out := capsys.readouterr().out)
-        assert "the same command with --run_name version_1 goes on" in out
+        assert "rerun the same command with --run_name version_1 to continue" in out
         fit(*args, "--ckpt_path", "last")
         assert_same_mask(run_folder(version=1), run_folder(), num_parts=3)
 
@@ -204,7 +204,7 @@ class TestResuming:
         assert len(parts(run_folder().with_name(name))) == 3
         fit(*args, f"--run_name={name}")
         assert [path.name for path in Path("runs/datamask").iterdir()] == [name]
-        assert f"--run_name {shlex.quote(name)} goes on" in capsys.readouterr().out
+        assert f"--run_name {shlex.quote(name)} to continue" in capsys.readouterr().out
 
     def test_last_is_the_newest_run_and_a_path_is_any(self, blocks):
         args = (*blocks, "--model.num_steps", "5")

@@ -362,11 +362,11 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=rf"^{option} data is the source's folder"):
             run("data", "data/a.parquet")
         with pytest.raises(
-            ConfigError, match=rf"^{option} mask holds other things, such as _manifest\.json; give a new"
+            ConfigError, match=rf"^{option} mask holds other things, such as _manifest\.json; pass a new"
         ):
             run("mask")
         Path("file").touch()
-        with pytest.raises(ConfigError, match=rf"^{option} file is a file; give the path of a folder\.$"):
+        with pytest.raises(ConfigError, match=rf"^{option} file is a file; pass the path of a folder\.$"):
             run("file")
         with pytest.raises(ConfigError, match=rf"^{option} must be a path on this machine or in an object store"):
             run("sftp://x")
@@ -381,7 +381,7 @@ class TestRefusals:
         case.apply()
         case.selected = tuple(not flag for flag in case.selected)
         case.write_mask()
-        with pytest.raises(ConfigError, match="out was made with another mask or from another source; give another"):
+        with pytest.raises(ConfigError, match="out was made with another mask or from another source; pass another"):
             case.apply()
         assert case.ids() == [[0, 5], [7]]
         Path("out/_apply.json").write_text("{")

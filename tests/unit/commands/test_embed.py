@@ -291,7 +291,7 @@ def test_text_that_is_not_utf8_is_an_error(tmp_path):
 
 
 def test_a_source_that_matches_nothing_is_named(tmp_path):
-    with pytest.raises(DataFileError, match=r"^source: nothing matches '.*missing-\*'; give a parquet file"):
+    with pytest.raises(DataFileError, match=r"^source: nothing matches '.*missing-\*'; pass a parquet file"):
         embed(str(tmp_path / "missing-*"), str(tmp_path / "out"))
     with pytest.raises(ConfigError, match=r"^source must name at least one file"):
         embed([], str(tmp_path / "out"))

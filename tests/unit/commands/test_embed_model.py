@@ -339,7 +339,7 @@ def test_processes_are_those_of_the_launcher(variables, expected):
 def test_lsa_is_of_one_process(case, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"in one process, but this is rank 1 of 2; start one, or give a model\.$"):
+    with pytest.raises(ConfigError, match=r"in one process, but this is rank 1 of 2; start one, or pass a model\.$"):
         embed("texts", "out.parquet")
 
 

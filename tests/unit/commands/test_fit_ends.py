@@ -62,7 +62,7 @@ def test_an_error_of_this_rank_is_raised_as_it_is_and_the_others_can_read_of_it(
 def test_where_another_rank_failed_that_rank_and_its_reason_are_named(boards):
     boards[0].post("ConfigError: its own")
     with pytest.raises(
-        RankFailedError, match=r"^rank 0 ended: ConfigError: its own; this rank cannot go on without it"
+        RankFailedError, match=r"^rank 0 ended: ConfigError: its own; this rank cannot continue without it"
     ):
         command(boards[1], fit=failing(BROKEN)).fit(None)
 
@@ -86,7 +86,7 @@ def test_without_others_an_error_is_raised_as_it_is():
 
 def test_blocks_of_a_group_that_was_lost_are_an_error_though_this_one_has_done_its_part(boards):
     set_world(World(1, 2, 1, 2, dist.HashStore()))
-    with pytest.raises(RankFailedError, match=r"^rank 0 ended: x; its blocks are not done\. The same command goes on"):
+    with pytest.raises(RankFailedError, match=r"^rank 0 ended: x; its blocks are not done\. Rerun the same command"):
         command(boards[1], lost="rank 0 ended: x").fit(None)
     assert world() == World()
 

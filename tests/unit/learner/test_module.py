@@ -320,7 +320,7 @@ class TestSettings:
             state_dict = {"policy.logits": torch.zeros(60)}
             learner.restore({"datamask_pl": {**saved, **changes}, "state_dict": state_dict})
 
-        expected = r"model\.max_lr is 7\.0 there and 4\.0 here\. Give the data and options"
+        expected = r"model\.max_lr is 7\.0 there and 4\.0 here\. Pass the data and options"
         with pytest.raises(CheckpointError, match=expected):
             restore(settings={**settings, "model.max_lr": 7.0})
         with pytest.raises(CheckpointError, match="version is 99 there and 1 here"):

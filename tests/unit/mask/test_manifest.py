@@ -49,7 +49,7 @@ class TestPart:
 
     def test_one_of_other_settings_is_refused_with_both_values(self, tmp_path):
         write(tmp_path)
-        with pytest.raises(ConfigError, match=r"model\.max_lr is 2\.0 there and 3\.0 here\. Give the same ones"):
+        with pytest.raises(ConfigError, match=r"model\.max_lr is 2\.0 there and 3\.0 here\. Pass the same ones"):
             read_part(tmp_path, 0, settings={**SETTINGS, "model.max_lr": 3.0})
 
     def test_one_that_is_not_there_is_none(self, tmp_path):
