@@ -1,62 +1,35 @@
-"""What is logged of the steps, held on the device until it is asked for.
+"""Numbers of the steps between two log entries, held on the device until they are logged.
 
-Shapes: M numbers of one kind of step.
+Shapes: S steps, M numbers of one kind of step.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-
-
-class _Numbers(Metric):
-    """Numbers that are always given together, as one vector: two small products a step, whatever their number."""
-
-    total_M: Tensor
-    highest_M: Tensor
-    num_updates: Tensor
-
-    def __init__(self, num_numbers: int, device: torch.device) -> None:
-        # every rank holds the same numbers
-        super().__init__(sync_on_compute=False)
-        zeros_M = torch.zeros(num_numbers, dtype=torch.float64)
-        self.add_state("total_M", zeros_M, dist_reduce_fx=None)
-        self.add_state("highest_M", torch.full_like(zeros_M, -torch.inf), dist_reduce_fx=None)
-        self.add_state("num_updates", torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
-        self.to(device).set_dtype(torch.float64)
-
-    def update(self, values_M: Tensor) -> None:
-        self.total_M += values_M
-        self.highest_M = torch.maximum(self.highest_M, values_M)
-        self.num_updates += 1
-
-    def compute(self) -> Tensor:
-        """Means, maxima and totals: (3, M)."""
-        return torch.stack([self.total_M / self.num_updates, self.highest_M, self.total_M])
+from torchmetrics import MaxMetric, MeanMetric, Metric, SumMetric
 
 
 class StepMetrics:
-    """Means, maxima and counts since the last reset, one torchmetrics state for all numbers that come together.
+    """Means, maxima and counts since the last reset, aggregated by torchmetrics when they are logged.
 
-    A name ending in `_best` is a maximum, `groups_without_spread` counts over the whole run, all others are means.
+    A name that ends in `_best` is a maximum, `groups_without_spread` counts over the whole run, all others are means.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, ...], _Numbers] = {}
-        self._counts: dict[str, float] = {}
+        # a step costs one append per kind of step: updating a metric for each number would take longer than some steps
+        self._steps: dict[tuple[str, ...], list[Tensor]] = {}
+        self._metrics: dict[str, Metric] = {}
         self._num_samples = 0
         self._seconds = 0.0
 
     def update(self, values: dict[str, Tensor]) -> None:
-        """Adds one step's numbers, float64 scalars by name, on the device of the step or the host."""
+        """Adds the numbers of one step, float64 scalars by name, on the device of the step or the host."""
         if not values:
             return
         device = next((value.device for value in values.values() if value.device.type != "cpu"), torch.device("cpu"))
-        names, value_M = tuple(values), torch.stack([value.to(device) for value in values.values()])
-        if names not in self._numbers:
-            self._numbers[names] = _Numbers(len(names), value_M.device)
-        self._numbers[names].update(value_M)
+        value_M = torch.stack([value.to(device) for value in values.values()])
+        self._steps.setdefault(tuple(values), []).append(value_M)
 
     def update_speed(self, num_samples: int, seconds: float) -> None:
         """Adds the samples that a step read and the time it took."""
@@ -64,27 +37,30 @@ class StepMetrics:
         self._seconds += seconds
 
     def compute(self) -> dict[str, float]:
-        """The numbers as floats; waits for the device once for all that came together."""
-        result = dict(self._counts)
-        for names, numbers in self._numbers.items():
-            if not numbers.update_called:
-                continue
-            for name, mean, highest, total in zip(names, *numbers.compute().tolist(), strict=True):
-                if _is_count(name):
-                    result[name] = result.get(name, 0.0) + total
-                else:
-                    result[name] = highest if name.endswith("_best") else mean
+        """The numbers as floats; waits for the device once."""
+        for names, values in self._steps.items():
+            for name, value_S in zip(names, torch.stack(values).unbind(1), strict=True):
+                if name not in self._metrics:
+                    self._metrics[name] = _metric(name).to(value_S.device).set_dtype(torch.float64)
+                self._metrics[name].update(value_S)
+        self._steps.clear()
+        seen = {name: metric.compute() for name, metric in self._metrics.items() if metric.update_called}
+        result = dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True)) if seen else {}
         if self._seconds > 0:
             result["speed/samples_per_second"] = self._num_samples / self._seconds
         return result
 
     def reset(self) -> None:
         """Starts the next interval."""
-        self._counts = {name: count for name, count in self.compute().items() if _is_count(name)}
-        for numbers in self._numbers.values():
-            numbers.reset()
+        self._steps.clear()
+        for metric in self._metrics.values():
+            if not isinstance(metric, SumMetric):
+                metric.reset()
         self._num_samples, self._seconds = 0, 0.0
 
 
-def _is_count(name: str) -> bool:
-    return name.endswith("groups_without_spread")
+def _metric(name: str) -> Metric:
+    """The aggregation of a name. Ranks hold the same numbers; one that is not finite is shown as it is."""
+    kinds: dict[str, type[Metric]] = {"_best": MaxMetric, "groups_without_spread": SumMetric}
+    kind = next((kind for ending, kind in kinds.items() if name.endswith(ending)), MeanMetric)
+    return kind(nan_strategy="disable", sync_on_compute=False)

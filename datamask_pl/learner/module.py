@@ -349,6 +349,8 @@ class MaskLearner(LightningModule):
             options.warn_of_equal_rewards()
         for logger in self.trainer.loggers:
             logger.log_metrics(self.latest, step=step)
+        # for callbacks that monitor a number; loggers have their own count of steps, over all blocks
+        self.log_dict(self.latest, on_step=True, on_epoch=False, logger=False)
 
     # ---- checkpoints
 

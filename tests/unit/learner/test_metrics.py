@@ -31,7 +31,7 @@ def test_speed_is_samples_over_seconds_of_the_interval():
     assert metrics.compute() == {}
 
 
-def test_a_name_that_was_not_seen_since_the_last_reset_is_left_out():
+def test_a_name_that_was_not_seen_since_the_last_reset_is_omitted():
     metrics = StepMetrics()
     metrics.update({"policy/churn": number(0.5), "objective/f": number(1.0)})
     metrics.reset()
@@ -46,7 +46,7 @@ def test_a_large_mean_is_kept_in_double_precision():
     assert metrics.compute()["objective/f"] == pytest.approx(1e9 + 0.5, abs=1e-6)
 
 
-def test_numbers_of_all_devices_are_read_at_once(monkeypatch):
+def test_the_device_is_waited_for_once(monkeypatch):
     """A look at each number waits for the device once more."""
     metrics = StepMetrics()
     for step in range(3):

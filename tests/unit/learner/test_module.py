@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from datamask_pl.data.module import FeatureDataModule
 from datamask_pl.errors import BudgetError, CheckpointError, ConfigError, ObjectiveError
@@ -173,8 +173,8 @@ class TestSteps:
             train(learner, partial=partial)
         said = [str(warning.message) for warning in seen if "data.partial 0.4" in str(warning.message)]
         assert len(said) == is_said
-        assert not said or "here a sample has 8 of them" in said[0]
-        assert not said or said[0].endswith("or give model.num_steps: 50.")
+        assert not said or "here each sample is seen in only about 8 of them" in said[0]
+        assert not said or said[0].endswith("or set model.num_steps: 50.")
 
     def test_the_best_rollout_of_a_whole_block_is_never_lost(self):
         learner = MaskLearner(**ROLLOUTS, max_lr=0.0, min_lr=0.0, polish=False, diversity="disf", calibrate=False)
@@ -299,8 +299,8 @@ class TestSettings:
         ],
     )
     def test_the_schedule_defaults_by_how_the_gradient_is_found(self, options, schedule):
-        learner = MaskLearner(**options)
-        assert (learner.num_steps, learner.max_lr, learner.min_lr) == schedule
+        method = MaskLearner(**options).method
+        assert (method.num_steps, method.max_lr, method.min_lr) == schedule
 
     def test_and_nothing_else(self):
         _, base = self.settings()
@@ -367,3 +367,32 @@ class TestSettings:
         learner, _ = self.settings()
         with pytest.raises(CheckpointError, match="fit again with LogitsCheckpoint and the same folder"):
             learner.on_load_checkpoint({})
+
+
+class TestMetricsForCallbacks:
+    """A callback that monitors a number finds it."""
+
+    @pytest.mark.parametrize("options", [{"num_steps": 5}, ROLLOUTS], ids=["multilinear", "rollouts"])
+    def test_lightning_has_the_numbers_of_the_last_log(self, options):
+        seen = {}
+
+        class Watch(Callback):
+            def on_train_batch_end(self, trainer, pl_module, *_):
+                seen.update({name: float(value) for name, value in trainer.callback_metrics.items()})
+                assert seen == pytest.approx(pl_module.latest, rel=1e-6)
+
+        trainer = Trainer(
+            accelerator="cpu", logger=False, callbacks=[Watch()], enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, max_epochs=-1,
+        )  # fmt: skip
+        trainer.fit(MaskLearner(**options), datamodule=FeatureDataModule(path="shards"))
+        assert {"objective/f", "objective/quality", "policy/lr", "policy/undecided"} <= seen.keys()
+
+    def test_early_stopping_finds_what_it_monitors(self):
+        stop = EarlyStopping(monitor="objective/f", mode="max", patience=1, check_on_train_epoch_end=True)
+        trainer = Trainer(
+            accelerator="cpu", logger=False, callbacks=[stop], enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, max_epochs=-1,
+        )  # fmt: skip
+        trainer.fit(MaskLearner(num_steps=3), datamodule=FeatureDataModule(path="shards", block_size=10))
+        assert stop.best_score > 0
