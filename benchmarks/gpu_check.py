@@ -183,13 +183,13 @@ def compare(args: argparse.Namespace, device: torch.device, folder: Path) -> tup
                 seconds = learn(path, output, where, is_ddp=args.ddp and name == "gpu", **options)
                 found.append((*outcome(output), seconds))
             (mask_N, block, seconds), (other_N, other, other_seconds) = found
-            gain = block["mask"]["f"] - block["random"]["f"]
-            difference = (other["mask"]["f"] - block["mask"]["f"]) / gain
+            gain = block.mask.f - block.random.f
+            difference = (other.mask.f - block.mask.f) / gain
             does_agree = abs(difference) <= ALLOWED[estimator] and int(other_N.sum()) == int(mask_N.sum())
             is_good &= does_agree
             share = int((mask_N & other_N).sum()) / int(mask_N.sum())
             lines.append(
-                f"| {estimator} | {term} | {int(other_N.sum()):,} | {share:.1%} | {block['mask']['f']:.6g} "
+                f"| {estimator} | {term} | {int(other_N.sum()):,} | {share:.1%} | {block.mask.f:.6g} "
                 f"| {other['mask']['f']:.6g} | {difference:+.3%} | {seconds.total:.1f} | {other_seconds.total:.1f} "
                 f"| {'agrees' if does_agree else 'DIFFERS'} |"
             )

@@ -24,7 +24,9 @@ from common import Kind, evaluate, load_dictionary
 from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
+from datamask_pl.functional.fixed_size import FixedSize
 from datamask_pl.functional.kernels import top_k_mask
+from datamask_pl.functional.rollouts.advantages import normalized
 from datamask_pl.functional.rollouts.plackett_luce import draw_group
 from datamask_pl.functional.schedule import default_schedule, linear_rate
 from datamask_pl.functional.seeding import derive_seed
@@ -117,22 +119,18 @@ def sampling(repeats: int) -> None:
             row(f"{num_samples:,}", f"{k:,}", name, *cells)
 
 
-def unscaled(gradient_N: Tensor) -> Tensor:
-    return gradient_N
-
-
 def unshrunk(estimate_N: Tensor, squared_noise: Tensor) -> Tensor:
     return torch.ones_like(squared_noise)
 
 
-def primal(logits_N: Tensor, linear_N: Tensor, rest_N: Tensor, *, num_selected: int) -> Tensor:
+def primal(budget: FixedSize, *_: Tensor, linear_N: Tensor, rest_N: Tensor) -> Tensor:
     return linear_N + rest_N
 
 
 def variances(block: Block, repeats: int) -> None:
     """Variance of the gradient, neither shrunk nor scaled, over all samples, with equal logits and after some steps."""
-    normalized, shrinkage, dual_direction = step_module.normalized, step_module.shrinkage, step_module.dual_direction
-    step_module.normalized, step_module.shrinkage, step_module.dual_direction = unscaled, unshrunk, primal
+    shrinkage, controlled_direction = step_module.shrinkage, FixedSize.controlled_direction
+    step_module.shrinkage, FixedSize.controlled_direction = unshrunk, primal
     rows_M = torch.randperm(len(block.quality_N), generator=torch.Generator().manual_seed(0))
     rows_M = rows_M[: round(PARTIAL * rows_M.numel())]
     ground, objective = block.part(rows_M), block.objective()
@@ -153,7 +151,7 @@ def variances(block: Block, repeats: int) -> None:
         (plain, _), (controlled, signal) = found[False], found[True]
         cells = [f"{plain / controlled:.1f}", f"{signal / plain:.3f}", f"{signal / controlled:.3f}"]
         row(block.kind, f"{rows_M.numel():,}", num_steps, *cells)
-    step_module.normalized, step_module.shrinkage, step_module.dual_direction = normalized, shrinkage, dual_direction
+    step_module.shrinkage, FixedSize.controlled_direction = shrinkage, controlled_direction
 
 
 def gradient(

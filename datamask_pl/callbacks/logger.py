@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,10 +102,7 @@ class RunLogger(TensorBoardLogger):
 
 
 class _NoWriter:
-    """Stands for a SummaryWriter that has not been opened, or that cannot write."""
+    """Stands for a SummaryWriter that has not been opened, or that cannot write: every method does nothing."""
 
-    def flush(self) -> None:
-        """Nothing has been written."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None

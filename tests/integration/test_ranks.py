@@ -178,7 +178,7 @@ def test_a_step_that_draws_masks_moves_as_many_numbers_as_its_part_has_samples_h
 ):
     from lightning.pytorch import Trainer
 
-    monkeypatch.setattr(RankGroup, "world", classmethod(lambda _: _Counting()))
+    monkeypatch.setattr(RankGroup, "current", classmethod(lambda _: _Counting()))
     learner = MaskLearner(estimator="group_relative", num_rollouts=12, num_steps=3, diversity="pairwise", polish=False)
     data = FeatureDataModule(path=write_shards("shards", [num_samples]), partial=40 / num_samples)
     steps = _Steps()

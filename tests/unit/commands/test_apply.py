@@ -323,7 +323,7 @@ class TestRefusals:
         assert not Path("out").exists()
 
     def test_a_folder_that_is_no_mask(self, case):
-        with pytest.raises(DataFileError, match=r"^data is not a mask folder: it has no _manifest\.json; give"):
+        with pytest.raises(DataFileError, match=r"^data is not a mask folder: it has no _manifest\.json; pass"):
             apply("data", "data", "out")
 
     def test_a_part_that_is_cut_off_or_of_other_data(self, case):

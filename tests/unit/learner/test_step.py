@@ -6,6 +6,7 @@ import torch
 
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.errors import ObjectiveError
+from datamask_pl.functional.fixed_size import FixedSize
 from datamask_pl.functional.multilinear import inclusion_probabilities
 from datamask_pl.functional.seeding import derive_seed
 from datamask_pl.learner import step
@@ -53,9 +54,8 @@ def rollouts(objective, *, step=0, num_rollouts=8, estimator="leave_one_out", ra
 
 def leave_unbiased(monkeypatch):
     """Takes out what biases a controlled direction."""
-    monkeypatch.setattr(step, "normalized", lambda gradient_N: gradient_N)
     monkeypatch.setattr(step, "shrinkage", lambda *_: 1.0)
-    monkeypatch.setattr(step, "dual_direction", lambda _, linear_N, rest_N, **__: linear_N + rest_N)
+    monkeypatch.setattr(FixedSize, "controlled_direction", lambda *_, linear_N, rest_N: linear_N + rest_N)
 
 
 class TestRollouts:
@@ -107,7 +107,7 @@ class TestRollouts:
 
     def test_a_wrong_expectation_makes_noise_but_no_bias(self, monkeypatch):
         class Misjudged(PairwiseSimilarity):
-            def linearize(self, p_N, ground):
+            def value_and_gradient(self, p_N, ground):
                 return Expectation(torch.zeros(()), torch.linspace(-1.0, 1.0, N, dtype=torch.float64))
 
         leave_unbiased(monkeypatch)
