@@ -190,7 +190,7 @@ def compare(args: argparse.Namespace, device: torch.device, folder: Path) -> tup
             share = int((mask_N & other_N).sum()) / int(mask_N.sum())
             lines.append(
                 f"| {estimator} | {term} | {int(other_N.sum()):,} | {share:.1%} | {block.mask.f:.6g} "
-                f"| {other['mask']['f']:.6g} | {difference:+.3%} | {seconds.total:.1f} | {other_seconds.total:.1f} "
+                f"| {other.mask.f:.6g} | {difference:+.3%} | {seconds.total:.1f} | {other_seconds.total:.1f} "
                 f"| {'agrees' if does_agree else 'DIFFERS'} |"
             )
             print(lines[-1], file=sys.stderr, flush=True)
