@@ -30,11 +30,7 @@ RELATIVE_SPREAD = 1e-7
 
 def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tensor:
     """Random masks of the ground set's budget, the same on any device: bool (R, N)."""
-    return _draw_masks(num_masks, ground, torch.Generator().manual_seed(seed))
-
-
-def _draw_masks(num_masks: int, ground: GroundSet, generator: torch.Generator) -> Tensor:
-    return ground.budget.uniform_masks(num_masks, generator=generator, device=ground.device)
+    return ground.budget.uniform_masks(num_masks, generator=torch.Generator().manual_seed(seed), device=ground.device)
 
 
 def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Tensor:
@@ -55,7 +51,8 @@ def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Ten
     generator = torch.Generator().manual_seed(seed)
     at_once = max(1, min(NUM_CALIBRATION_MASKS, MAX_MASK_ELEMENTS // ground.num_samples))
     counts = [min(at_once, NUM_CALIBRATION_MASKS - first) for first in range(0, NUM_CALIBRATION_MASKS, at_once)]
-    parts = (objective.term_values(_draw_masks(count, ground, generator), ground) for count in counts)
+    draws = (ground.budget.uniform_masks(count, generator=generator, device=ground.device) for count in counts)
+    parts = (objective.term_values(masks_RN, ground) for masks_RN in draws)
     values = torch.cat(list(parts), dim=1)
     give_back_memory()
     objective.check_finite(values, when="in calibration, before the first step")
