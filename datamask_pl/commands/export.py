@@ -95,7 +95,7 @@ def export(
         "export.select_ratio": select_ratio,
         "export.cost_column": cost_column,
         "export.group_column": group_column,
-        "export.group_budget": group_budget,
+        "export.group_budget": spec.group_budget,
         "export.source": source,
         **{f"export.{name}": digest for name, digest in ({} if forced is None else forced.digests()).items()},
     }

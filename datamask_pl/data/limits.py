@@ -5,6 +5,7 @@ Shapes: N samples of a block, K rows of a chunk, F ids to always keep or drop.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from datamask_pl.data.forced_ids import ForcedIds
+from datamask_pl.data.rows import read_groups
 from datamask_pl.data.types import Limits
 from datamask_pl.functional.budget import Totals
+from datamask_pl.io.parquet import Shard, iterate_batches, open_parquet
+
+NAMES_BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,21 @@ class LimitsBuilder:
             forced_N=torch.from_numpy(forced_N),
             forced_F=forced_F,
         )
+
+
+def find_group_names(files: Iterable[Shard], column: str) -> set[str]:
+    """All groups of some files, from the group column alone.
+
+    Raises:
+        DataFileError: If a file cannot be read.
+    """
+    names: set[str] = set()
+    for file in files:
+        with open_parquet(file.path) as parquet:
+            for batch in iterate_batches(parquet, file.name, batch_rows=NAMES_BATCH_ROWS, columns=[column]):
+                groups = read_groups(batch, column, lambda is_bad_M, reasons: None)
+                names.update(name for name in pc.unique(groups).to_pylist() if name is not None)
+    return names
 
 
 def encode_groups(chunks: list[pa.Array]) -> tuple[tuple[str, ...], NDArray[np.int64]]:

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule
 
 from datamask_pl.data.contents import Contents
 from datamask_pl.data.forced_ids import read_forced_ids
-from datamask_pl.data.limits import Survey
+from datamask_pl.data.limits import Survey, find_group_names
 from datamask_pl.data.loader import DEFAULT_PARTIAL, StepLoader
 from datamask_pl.data.plan import BlockBy, deal_blocks, hash_plan, parse_shard, plan_blocks
 from datamask_pl.data.reader import BlockReader, OnBadRow
@@ -227,6 +227,19 @@ class FeatureDataModule(LightningDataModule):
         """
         if self.check_rows:
             self._scan(self._ready)
+
+    def find_groups(self) -> set[str]:
+        """Names of all groups of the whole data set, also of blocks that other jobs solve. Collective."""
+        contents, column = self._ready, self.columns.group_column
+        if column is None:
+            return set()
+        if len(contents.surveys) == len(contents.plan):
+            totals = [survey.totals for survey in contents.surveys.values()]
+            return {name for total in totals if total is not None for name in total.names}
+        ranks, found = RankGroup.current(), set[str]()
+        with raise_on_all_ranks():
+            found = find_group_names(contents.dataset.files[ranks.rank :: ranks.size], column)
+        return set().union(*gather_objects(found))
 
     def read_block(self, index: int) -> Block:
         """Reads a block apart from the schedule, to look at a mask after its run. Not a collective."""

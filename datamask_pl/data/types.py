@@ -156,6 +156,9 @@ class BlockSource(Protocol):
     def prepare(self) -> None:
         """Reads every row of the schedule's blocks once, if rows are to be checked. Collective."""
 
+    def find_groups(self) -> set[str]:
+        """Names of all groups of the whole data set, also of blocks that other jobs solve. Collective."""
+
     def resume_at(self, block: int, step: int) -> None:
         """Says that the next epoch, of this block, begins with this step."""
 

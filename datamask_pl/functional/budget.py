@@ -163,7 +163,8 @@ def num_to_keep(select_ratio: float, num_samples: int) -> int:
         (29, 3, 7)
     """
     if not 0.0 < select_ratio <= 1.0:
-        raise BudgetError(f"select_ratio must be above 0 and at most 1, got {select_ratio}.")
+        percent = f"; {select_ratio:g} % is {select_ratio / 100:g}" if 1.0 < select_ratio <= 100.0 else ""
+        raise BudgetError(f"select_ratio must be above 0 and at most 1, got {select_ratio}{percent}.")
     if num_samples < 1:
         raise BudgetError(f"a block must have at least 1 sample, got {num_samples}; add input files.")
     num_selected = _round_half_up(Fraction(repr(float(select_ratio))) * num_samples)
@@ -240,7 +241,7 @@ class BudgetSpec:
             another share, from 0 to 1, for the groups that they name.
 
     Raises:
-        BudgetError: If a ratio is out of range.
+        BudgetError: If a ratio is out of range, or the name of a group is neither text nor an integer.
     """
 
     select_ratio: float
@@ -248,6 +249,10 @@ class BudgetSpec:
 
     def __post_init__(self) -> None:
         num_to_keep(self.select_ratio, 2**62)
+        if not isinstance(self.group_budget, str):
+            # groups are compared as text, and YAML reads 0 as an integer
+            named = {_group_name(name): ratio for name, ratio in self.group_budget.items()}
+            object.__setattr__(self, "group_budget", named)
         if isinstance(self.group_budget, str) and self.group_budget not in ("proportional", "free"):
             raise BudgetError(
                 f"group_budget must be proportional, free or ratios by name such as {{code: 0.3}}, got "
@@ -255,7 +260,8 @@ class BudgetSpec:
             )
         for name, ratio in self.named_ratios.items():
             if not 0.0 <= ratio <= 1.0:
-                raise BudgetError(f"group_budget: the ratio of {name!r} must be from 0 to 1, got {ratio}.")
+                percent = f"; {ratio:g} % is {ratio / 100:g}" if 1.0 < ratio <= 100.0 else ""
+                raise BudgetError(f"group_budget: the ratio of {name!r} must be from 0 to 1, got {ratio}{percent}.")
 
     @property
     def named_ratios(self) -> Mapping[str, float]:
@@ -265,6 +271,17 @@ class BudgetSpec:
     def ratio(self, name: str) -> float:
         """The share of a group that may be kept."""
         return float(self.named_ratios.get(name, self.select_ratio))
+
+
+def _group_name(name: object) -> str:
+    """The text of a group's name, as `group_budget` names it."""
+    if isinstance(name, str):
+        return name
+    if isinstance(name, int) and not isinstance(name, bool):
+        return str(name)
+    raise BudgetError(
+        f"group_budget: YAML reads the name of a group as {name!r}; put names such as 'no', 'on' and '1e3' in quotes."
+    )
 
 
 def apportion(shares: Sequence[Fraction]) -> list[int]:

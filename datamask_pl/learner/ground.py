@@ -19,12 +19,13 @@ from datamask_pl.learner.options import check_step_budget
 from datamask_pl.objectives.ground_set import GroundSet
 
 
-def check_budgets(spec: BudgetSpec, source: BlockSource, *, step_share: float) -> None:
+def check_budgets(spec: BudgetSpec, source: BlockSource, *, groups: set[str], step_share: float) -> None:
     """Checks that every block's budget can be met, as far as the data module knows its rows. Before any work.
 
     Args:
         spec: the options of the budget.
         source: of the blocks.
+        groups: of the whole data set; not used where no group is named.
         step_share: share of a block in which the masks of a step are.
 
     Raises:
@@ -33,12 +34,9 @@ def check_budgets(spec: BudgetSpec, source: BlockSource, *, step_share: float) -
     """
     if not source.has_groups and spec.group_budget != "proportional":
         raise ConfigError("model.group_budget needs groups; name the column that holds them in data.group_column.")
-    known = [totals for totals in source.block_totals if totals is not None]
-    if spec.named_ratios and len(known) == source.num_blocks:
-        there = {name for totals in known for name in totals.names}
-        if unknown := sorted(set(spec.named_ratios) - there):
-            listed = ", ".join(sorted(there)[:20]) + (", ..." if len(there) > 20 else "")
-            raise ConfigError(f"model.group_budget names {', '.join(unknown)}; the groups of the data are: {listed}.")
+    if unknown := sorted(set(spec.named_ratios) - groups):
+        listed = ", ".join(sorted(groups)[:20]) + (", ..." if len(groups) > 20 else "")
+        raise ConfigError(f"model.group_budget names {', '.join(unknown)}; the groups of the data are: {listed}.")
     for index, num_samples, totals in zip(source.schedule, source.block_sizes, source.block_totals, strict=True):
         if totals is not None:
             _check_block(spec, index, totals)

@@ -147,11 +147,13 @@ class MaskLearner(LightningModule):
         """
         source = self._source
         source.prepare()
+        groups = source.find_groups() if self.spec.named_ratios else set()
         default_partial = 1.0 if self.method.is_controlled else DEFAULT_PARTIAL
         with raise_on_all_ranks():
             options.check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
-            check_budgets(self.spec, source, step_share=1.0 if self.method.is_whole_block else step_share)
+            drawn_share = 1.0 if self.method.is_whole_block else step_share
+            check_budgets(self.spec, source, groups=groups, step_share=drawn_share)
         if self._has_default_steps and self.method.is_controlled and not self.method.is_whole_block:
             options.warn_of_few_steps(self.num_steps, step_share)
         source.set_steps(

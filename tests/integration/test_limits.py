@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from datamask_pl.cli import main
 from datamask_pl.errors import DatamaskWarning
 from tests.support.fits import (
     ESTIMATORS,
@@ -220,3 +221,28 @@ def test_slices_that_a_step_draws_masks_in_need_not_meet_the_budget(workplace):
     (table,) = parts(run_folder())
     assert selected(table, "group").to_pylist().count("b") == 1
     assert {0, 1, 2, 39} <= set(selected(table, "id").to_pylist())
+
+
+@pytest.mark.parametrize("options", [("--data.shard", "0/2"), ("--data.check_rows", "false")])
+def test_unknown_groups_are_refused_where_not_all_rows_are_checked(shards, options, capsys):
+    with pytest.raises(SystemExit):
+        fit_limited(shards, *GROUP, *options, "--model.group_budget", "{cod: 0.5}")
+    assert "names cod; the groups of the data are: code, web, wiki" in capsys.readouterr().err
+
+
+def test_a_group_that_only_another_shard_holds_may_be_named(workplace):
+    sources = pa.array(["web"] * 10 + ["code"] * 10)
+    write(workplace / "data/shard.parquet", make_table(20, dim=4, source=sources))
+    options = ("--data.block_size", "10", "--data.shard", "0/2", "--model.group_budget", "{code: 0.5}")
+    fit("--data.path", "data", *options, *GROUP, "--model.num_steps", "2", "--mask.output", "mask")
+    assert [int(np.sum(table["selected"])) for table in parts("mask")] == [1]
+
+
+def test_integers_name_groups_of_integers(workplace):
+    write(workplace / "data/shard.parquet", make_table(20, dim=4, source=pa.array([0] * 10 + [7] * 10)))
+    fit("--data.path", "data", *GROUP, "--model.num_steps", "2", "--model.group_budget", "{0: 0.5}")
+    (table,) = parts(run_folder())
+    assert selected(table, "group").to_pylist() == ["0"] * 5 + ["7"]
+    options = ("--group_column", "group", "--group_budget", "{7: 0.5}")
+    main(["export", "--mask", str(run_folder() / "mask"), "--output", "other", *options])
+    assert selected(parts("other")[0], "group").to_pylist() == ["0"] + ["7"] * 5

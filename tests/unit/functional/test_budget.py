@@ -106,3 +106,16 @@ def test_a_budget_error_is_a_value_error():
 @given(fraction=RATIOS, num_samples=NUM_SAMPLES)
 def test_a_share_is_at_least_one_row_and_at_most_all(fraction, num_samples):
     assert share_of(fraction, num_samples) == min(num_samples, max(1, half_up(fraction, num_samples)))
+
+
+def test_names_of_groups_are_text_or_integers():
+    assert BudgetSpec(0.1, {0: 0.5}).ratio("0") == 0.5
+    with pytest.raises(BudgetError, match="as False; put names such as 'no'"):
+        BudgetSpec(0.1, {False: 0.5})
+
+
+def test_percent_is_told_as_a_share():
+    with pytest.raises(BudgetError, match=r"got 10; 10 % is 0\.1"):
+        BudgetSpec(10)
+    with pytest.raises(BudgetError, match=r"got 30; 30 % is 0\.3"):
+        BudgetSpec(0.1, {"code": 30})
