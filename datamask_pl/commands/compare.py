@@ -32,7 +32,8 @@ from datamask_pl.evidence.comparison import (
 )
 from datamask_pl.evidence.run import FinishedRun, find_mask, ground_set, open_run, read_block
 from datamask_pl.functional.seeding import derive_seed
-from datamask_pl.io.atomic import atomic_path
+from datamask_pl.io.atomic import atomic_path, check_replaceable, has_mark
+from datamask_pl.io.paths import AnyPath
 from datamask_pl.learner.solve import COMPARISON, calibrate, draw_uniform_masks, value_of
 from datamask_pl.mask.parts import BlockEntry
 from datamask_pl.mask.summary import format_table
@@ -92,6 +93,8 @@ def compare(
     sizes = [finished.manifest.blocks[index].num_samples for index in wanted]
     chosen = DEFAULT_BASELINES if baselines is None else baselines
     names = check_baselines(chosen, num_samples=min(max(sizes), max_samples))
+    check_replaceable("output", folder / COMPARISON_JSON, _is_comparison)
+    check_replaceable("output", folder / COMPARISON_CSV, _is_comparison)
     # opened first, so that a read-only folder is noticed before the work
     with atomic_path(folder / COMPARISON_CSV) as csv_path:
         with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
@@ -124,6 +127,11 @@ def compare(
     print(describe_legend(near_duplicate))
     print(f"written {folder / COMPARISON_CSV}, {folder / COMPARISON_JSON}")
     print(f"next    {program()} report --{'run' if run else 'mask'} {shlex.quote(run or str(mask))}")
+
+
+def _is_comparison(path: AnyPath) -> bool:
+    """Whether a file begins as the table or the record that `compare` writes."""
+    return has_mark(path, "block,name,f,") or (has_mark(path, '"format": ') and has_mark(path, '"plan_hash": '))
 
 
 def _compare_block(

@@ -22,11 +22,12 @@ from datamask_pl.embedding.files import embed_file, is_finished, plan_files
 from datamask_pl.embedding.model import Device, Precision, TextModel
 from datamask_pl.embedding.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
 from datamask_pl.errors import BadRowError, ConfigError, check_choice, program
-from datamask_pl.io.atomic import atomic_path
-from datamask_pl.io.parquet import expand
+from datamask_pl.io.atomic import atomic_path, check_replaceable
+from datamask_pl.io.parquet import expand, is_marked
 from datamask_pl.io.paths import any_path, full_name
 
 _ROW_GROUP_SIZE = ROW_GROUP_SIZE
+_LSA_MARK = {b"datamask_pl_command": b"embed"}
 _LSA_DEFAULTS = {"num_dimensions": 256, "min_df": 2, "seed": 0}
 _MODEL_DEFAULTS: dict[str, Any] = {"prefix": None, "max_length": None, "batch_size": 64, "shard": "0/1"}
 _MAX_TERMS = 2**17  # bounds the decomposition's memory: T x D float32, 140 MB at 256 features
@@ -127,13 +128,15 @@ def _embed_lsa(
     files = expand(source, option="source")
     if full_name(target) in (full_name(file) for file in files):
         raise ConfigError(f"output {output} is one of the sources; write the features to another file.")
+    check_replaceable("output", target, lambda path: is_marked(path, _LSA_MARK))
     with atomic_path(target) as temporary:
         corpus = read_corpus(files, text_column=text_column, feature_column=feature_column)
         features_ND, share = lsa(corpus.texts, **chosen)
         _check_vectors(features_ND, corpus, chosen["min_df"])
         columns = [*corpus.others.columns, feature_array(features_ND)]
         field = pa.field(feature_column, columns[-1].type)
-        table = pa.table(columns, schema=corpus.others.schema.append(field))
+        schema = corpus.others.schema.append(field)
+        table = pa.table(columns, schema=schema.with_metadata({**(schema.metadata or {}), **_LSA_MARK}))
         # Half floats gain nothing from a dictionary and are slower to read through one.
         others = corpus.others.column_names
         options = {"use_dictionary": others, "write_page_checksum": True}

@@ -37,9 +37,9 @@ from datamask_pl.distributed.launch import (
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import World, set_world, world
 from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError, program
-from datamask_pl.io.atomic import atomic_path
+from datamask_pl.io.atomic import atomic_path, check_replaceable, has_mark
 from datamask_pl.io.checkpoints import parse_name, read_checkpoint
-from datamask_pl.io.paths import redact
+from datamask_pl.io.paths import AnyPath, redact
 from datamask_pl.learner.module import MaskLearner
 
 ENV_PREFIX = "DATAMASK"
@@ -53,6 +53,9 @@ TRAINER_DEFAULTS = {
 }
 
 
+CONFIG_MARK = "# written by datamask_pl fit\n"
+
+
 class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
     """Writes config.yaml once everything has been checked: a run that fails its checks leaves no folder behind.
 
@@ -60,7 +63,15 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Does nothing yet."""
+        """Refuses a folder with a config.yaml of someone else; writes nothing yet. Collective.
+
+        Raises:
+            ConfigError: If there is one.
+        """
+        path = run_folder(trainer) / self.config_filename
+        with raise_on_all_ranks():
+            if trainer.is_global_zero:
+                check_replaceable("--run_name", path, _is_config_of_run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the resolved configuration, once where several groups of ranks share the folder. Collective."""
@@ -69,7 +80,7 @@ class SaveConfigAtStart(SaveConfigCallback, Checkpoint):
         path = run_folder(trainer) / self.config_filename
         with raise_on_all_ranks():
             if trainer.is_global_zero:
-                text = self.parser.dump(self.config, skip_none=False)
+                text = CONFIG_MARK + self.parser.dump(self.config, skip_none=False)
                 with atomic_path(path) as temporary:
                     temporary.write_text(text, encoding="utf-8")
 
@@ -286,13 +297,23 @@ def find_last_run(runs: Path, version: int | str | None = None) -> Path:
         CheckpointError: If there is none.
     """
     name = "*" if version is None else glob.escape(version) if isinstance(version, str) else f"version_{version}"
-    traces = [*runs.glob(f"{name}/checkpoints/*.ckpt"), *runs.glob(f"{name}/mask/part-*.parquet")]
+    traces = [trace for run in runs.glob(name) for trace in _traces(run)]
     if not traces:
         raise CheckpointError(
             f"--ckpt_path last: no run in {runs} has a checkpoint; start without --ckpt_path, or pass the path of a "
             ".ckpt file."
         )
     return max(traces, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def _is_config_of_run(path: AnyPath) -> bool:
+    """Whether a config.yaml was written by a run; before they had a mark, only a run's folder says so."""
+    return has_mark(path, CONFIG_MARK) or bool(_traces(Path(str(path)).parent))
+
+
+def _traces(run: Path) -> list[Path]:
+    """What a run has written of its blocks."""
+    return [*run.glob("checkpoints/*.ckpt"), *run.glob("mask/part-*.parquet")]
 
 
 def _check_variables(main: LightningArgumentParser, fit: LightningArgumentParser) -> None:

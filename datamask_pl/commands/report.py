@@ -29,9 +29,9 @@ from datamask_pl.evidence.comparison import (
 )
 from datamask_pl.evidence.kept_share import Lengths, Share, by_group, by_length
 from datamask_pl.evidence.run import FinishedRun, find_mask, open_run
-from datamask_pl.io.atomic import atomic_path, local_path
+from datamask_pl.io.atomic import atomic_path, check_replaceable, has_mark, local_path
 from datamask_pl.io.parquet import iterate_batches, open_parquet
-from datamask_pl.io.paths import redact
+from datamask_pl.io.paths import AnyPath, redact
 from datamask_pl.mask.join import find_selection
 from datamask_pl.mask.manifest import read_complete
 from datamask_pl.mask.summary import COMPARED, Summary, summarize
@@ -92,6 +92,7 @@ def report(
             f"block must be a finished one, from {min(finished.manifest.blocks)} to {max(finished.manifest.blocks)}; "
             f"got {shown}."
         )
+    check_replaceable("output", path, _is_report)
     # opened first, so that a read-only folder is noticed before the work
     with atomic_path(path) as temporary:
         tables = _tables(finished, metadata or source, group_column=group_column, length_column=length_column)
@@ -104,6 +105,12 @@ def report(
     if not (folder / COMPARISON_JSON).exists():
         named = f"--{'run' if run else 'mask'} {shlex.quote(run or str(mask))}"
         print(f"next    {program()} compare {named} adds a table of baselines")
+
+
+def _is_report(path: AnyPath) -> bool:
+    """Whether a file is a report; before they named their generator, they had this policy and title."""
+    before = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'", "<title>Mask ")
+    return has_mark(path, 'content="datamask_pl report"') or all(has_mark(path, mark) for mark in before)
 
 
 def _check_options(*, max_samples: int, num_clusters: int, seed: int) -> None:

@@ -23,17 +23,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.errors import ConfigError, DataFileError, program
-from datamask_pl.io.atomic import atomic_path, local_path
+from datamask_pl.io.atomic import atomic_path, check_replaceable, local_path
+from datamask_pl.io.parquet import is_marked
 
 _ROW_GROUP_SIZE = 1024
 # Its test suites are left out: their docstrings are notes, and some distributions of Python come without them.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+_MARK = {b"datamask_pl_command": b"sample"}
 _SCHEMA = pa.schema(
     [
         pa.field("chunk_id", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
         pa.field("quality_score", pa.float32(), nullable=False),
-    ]
+    ],
+    metadata=_MARK,
 )
 _WORD = re.compile(r"[^\W\d_]+")
 _NUM_VARIETY_WORDS = 50
@@ -67,13 +70,15 @@ def sample(
         seed: what the draw depends on; without `num_samples` nothing is drawn.
 
     Raises:
-        ConfigError: If num_samples or min_characters is below 1, or no text is that long, or output is no local path.
+        ConfigError: If num_samples or min_characters is below 1, or no text is that long, or output is not a local
+            path, or names a file of another origin.
         DataFileError: If the standard library has no source files here, or output cannot be written.
     """
     for option, value in (("num_samples", num_samples), ("min_characters", min_characters)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}.")
     target = local_path("output", output)
+    check_replaceable("output", target, lambda path: is_marked(path, _MARK))
     with atomic_path(target) as temporary:
         samples = distinct_samples(read_docstrings(stdlib_folder()), min_characters)
         if not samples:

@@ -22,8 +22,8 @@ from datamask_pl.io.atomic import local_path
 from datamask_pl.io.paths import AnyPath, any_path
 from datamask_pl.learner.loop import learn
 from datamask_pl.learner.module import MaskLearner
-from datamask_pl.mask.manifest import MANIFEST_NAME, Manifest, read_columns, read_finished
-from datamask_pl.mask.parts import part_name
+from datamask_pl.mask.manifest import Manifest, read_columns, read_finished
+from datamask_pl.mask.parts import MANIFEST_NAME, part_name
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
 

@@ -6,15 +6,17 @@ import errno
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from datamask_pl.errors import ConfigError, DataFileError
-from datamask_pl.io.paths import AnyPath, RemotePath, upload
+from datamask_pl.io.paths import AnyPath, RemotePath, file_size, readable, upload
+from datamask_pl.io.records import DAMAGES
 
+_MARK_BYTES = 4096
 _DISK_FULL = "free some space, or choose a path on another disk"
 _NOT_ALLOWED = "choose a folder that you may write to"
 _REMEDIES = {
@@ -104,6 +106,36 @@ def _uploaded(target: RemotePath) -> Iterator[Path]:
         except (OSError, pa.ArrowException) as error:
             raise write_error(f"{temporary}, to be uploaded to {target},", error) from error
         upload(temporary, target)
+
+
+def check_replaceable(option: str, path: AnyPath, is_ours: Callable[[AnyPath], bool]) -> None:
+    """Refuses to replace a file of someone else.
+
+    Args:
+        option: what the user calls the path.
+        path: to be written.
+        is_ours: whether the file there was written by the same command; any exception of reading it counts as no.
+
+    Raises:
+        ConfigError: If there is a file, not empty, that is not ours.
+    """
+    if not path.exists() or path.is_dir():  # of a folder, `atomic_path` says more
+        return
+    try:
+        is_replaceable = file_size(path) == 0 or is_ours(path)
+    except DAMAGES:
+        is_replaceable = False
+    if not is_replaceable:
+        raise ConfigError(
+            f"{option}: {path} exists and was not written by this command; it is never replaced: pass another path or "
+            "move it."
+        )
+
+
+def has_mark(path: AnyPath, mark: str) -> bool:
+    """Whether a file of text contains a mark among its first characters."""
+    with readable(path) as source:
+        return mark.encode() in source.read(_MARK_BYTES)
 
 
 def local_path(option: str, value: str) -> Path:

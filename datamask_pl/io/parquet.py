@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +16,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
-from datamask_pl.io.paths import AnyPath, RemotePath, check_no_secret, faults, file_size, full_name, readable, redact
+from datamask_pl.io.paths import (
+    AnyPath,
+    RemotePath,
+    check_no_secret,
+    faults,
+    file_size,
+    full_name,
+    read_footer,
+    readable,
+    redact,
+)
 
 MAGIC = b"PAR1"
 # Without a buffer pyarrow holds the whole column chunk of a row group: 3 GB for 1 M rows of 768 float32.
@@ -176,6 +186,11 @@ def open_parquet(path: AnyPath) -> Iterator[pq.ParquetFile]:
         with parquet:
             _check_footer(parquet.metadata, str(path))
             yield parquet
+
+
+def is_marked(path: AnyPath, mark: Mapping[bytes, bytes]) -> bool:
+    """Whether the footer of a parquet file has an entry. Raises as `read_footer`."""
+    return mark.items() <= (read_footer(path).metadata or {}).items()
 
 
 def row_group_rows(footer: pq.FileMetaData) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from datamask_pl.io.paths import AnyPath, readable
 from datamask_pl.io.records import DAMAGES, check_kinds, decode, differences, encode
 from datamask_pl.mask.parts import (
     FORMAT_VERSION,
+    MANIFEST_NAME,
     BlockEntry,
     check_columns,
     list_parts,
@@ -25,7 +26,6 @@ from datamask_pl.mask.parts import (
     read_part_footer,
 )
 
-MANIFEST_NAME = "_manifest.json"
 MAX_MERGES = 20
 MAX_BLOCKS = 10**8
 _KINDS = {"plan_hash": str, "files": list, "num_blocks": int, "settings": dict, "versions": dict, "blocks": dict}

@@ -25,6 +25,7 @@ from datamask_pl.io.paths import AnyPath, list_names, read_footer
 from datamask_pl.io.records import DAMAGES, check_kinds, checksum, decode, differences
 
 FORMAT_VERSION = 1
+MANIFEST_NAME = "_manifest.json"
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 _METADATA_KEY = b"datamask_pl"
 _SUM_KEY = b"datamask_pl_sha256"
@@ -201,7 +202,7 @@ def read_part(
     Args:
         folder: the mask folder.
         block: index of the block.
-        plan_hash: of the data that it must belong to, if given.
+        plan_hash: of the data that it must belong to, if given: the caller may replace it if it is damaged.
         settings: that it must have been made with, if given.
         consequence: of a part that is damaged, as text.
 
@@ -209,7 +210,8 @@ def read_part(
         The entry; None if there is no such part, or it is damaged, which a warning says.
 
     Raises:
-        ConfigError: If it is the mask of other data, or was made with other settings; names what differs.
+        ConfigError: If it is the mask of other data, or was made with other settings, which are named; or, with
+            plan_hash, if nothing says that it is a part of a mask.
     """
     path = folder / part_name(block)
     try:
@@ -217,6 +219,10 @@ def read_part(
     except FileNotFoundError:
         return None
     except DAMAGES as error:
+        if plan_hash is not None and not _is_damaged_part(folder, path):
+            raise ConfigError(
+                f"{path} exists and is not a part of a mask; it is never replaced: pass another folder or move it."
+            ) from error
         warn(f"{path} is damaged ({error}); {consequence}.")
         return None
     if plan_hash is not None and footer.plan_hash != plan_hash:
@@ -230,6 +236,14 @@ def read_part(
             "--run_name or mask.output."
         )
     return footer.entry
+
+
+def _is_damaged_part(folder: AnyPath, path: AnyPath) -> bool:
+    """Whether a file that cannot be read as a part was one: by its footer or, without one, by the folder's manifest."""
+    try:
+        return _METADATA_KEY in (read_footer(path).metadata or {})
+    except DAMAGES:
+        return (folder / MANIFEST_NAME).exists()
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from datamask_pl.data.types import Values
-from datamask_pl.mask.manifest import MANIFEST_NAME
-from datamask_pl.mask.parts import BlockEntry
+from datamask_pl.mask.parts import MANIFEST_NAME, BlockEntry
 
 # The masks whose values a manifest records per block, and their labels.
 COMPARED = {"mask": "mask", "random": "random", "top_quality": "top quality"}

@@ -7,7 +7,8 @@ import pytest
 from datamask_pl import cli
 from datamask_pl.errors import DataFileError
 from datamask_pl.learner.options import warn_of_few_steps
-from datamask_pl.mask.manifest import MANIFEST_NAME, read_complete
+from datamask_pl.mask.manifest import read_complete
+from datamask_pl.mask.parts import MANIFEST_NAME
 
 
 def test_a_warning_of_ours_is_one_line_and_one_of_others_says_where_it_is_from(capsys):
