@@ -6,8 +6,10 @@ Shapes: N samples of a block.
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +28,9 @@ from datamask_pl.errors import BadRowError, BudgetError, ConfigError, SchemaErro
 from datamask_pl.functional.budget import BudgetSpec
 from datamask_pl.functional.constraint import Constrained
 from datamask_pl.io.parquet import find_column, with_rows
-from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names
+from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names, redact
 from datamask_pl.mask.join import join_columns
+from datamask_pl.mask.limits import DEFAULT_ID_COLUMN, OF_RUN, MaskLimits
 from datamask_pl.mask.manifest import Manifest, part_schema, read_columns, read_complete
 from datamask_pl.mask.parts import BlockEntry, list_parts, part_name, read_part, write_table
 from datamask_pl.mask.summary import describe_budgets
@@ -39,20 +42,20 @@ def export(
     mask: str,
     output: str,
     *,
-    select_ratio: float = 0.1,
-    cost_column: str | None = None,
-    group_column: str | None = None,
-    group_budget: Literal["proportional", "free"] | dict[str, float] = "proportional",
-    keep_ids: str | list[str] | None = None,
-    drop_ids: str | list[str] | None = None,
+    select_ratio: float | Literal["of_run"] = OF_RUN,
+    cost_column: str | None = OF_RUN,
+    group_column: str | None = OF_RUN,
+    group_budget: Literal["of_run", "proportional", "free"] | dict[str, float] = OF_RUN,
+    keep_ids: str | list[str] | None = OF_RUN,
+    drop_ids: str | list[str] | None = OF_RUN,
     source: str | list[str] | None = None,
-    id_column: str = "chunk_id",
+    id_column: str | None = None,
 ) -> None:
     """Makes another mask from the logits of a finished one, block by block, without training.
 
-    Every block keeps the samples of the highest logits that the budget allows. Only the logits of the old mask are
-    used: pass all limits of the new one here. `apply` takes it as any other. A limit that is known before is better
-    passed to `fit`, which learns what is best within it.
+    Every block keeps the samples of the highest logits that the budget allows. The limits of the mask are those of the
+    new one, too, unless another one is passed here; `null` removes one, as in `--drop_ids null`. `apply` takes the new
+    mask as any other. A limit that is known before is better passed to `fit`, which learns what is best within it.
 
     Memory: a part of the mask at a time. With source, all ids of the mask and a table of them, see `apply`, and the
     columns named.
@@ -60,18 +63,19 @@ def export(
     Args:
         mask: folder of a finished mask, which fit names at its end.
         output: folder for the new mask. If it was begun before, with the same options, it is finished.
-        select_ratio: share of each block to keep, above 0 and at most 1; of its cost with cost_column.
-        cost_column: column of costs, such as numbers of tokens: of the mask's parts, where fit writes the one that it
-            is given as `cost`, or of source.
-        group_column: column of groups that get a budget each: of the mask's parts, where fit writes the one that it is
-            given as `group`, or of source.
+        select_ratio: share of each block to keep, above 0 and at most 1; of its cost with cost_column. `of_run`, here
+            and below, is the value that the mask was made with.
+        cost_column: column of costs, such as numbers of tokens: of the mask's parts, where fit writes its own as
+            `cost`, or of source.
+        group_column: column of groups that get a budget each: of the mask's parts, where fit writes its own as `group`,
+            or of source. A new one also needs its own group_budget if that is not `proportional`.
         group_budget: `proportional` keeps select_ratio of every group; ratios by name, such as {code: 0.3}, keep
             another share of the groups that they name; `free` counts groups and does not limit them.
         keep_ids: parquet files with the id column, or text files with one id per line: samples to always keep.
         drop_ids: the same, of samples to always drop.
         source: parquet files, folders, globs or fsspec URLs that have the columns named, and the ids of all samples of
             the mask once; several as ["one", "two"]. Joined by id.
-        id_column: the column of the ids in source, and in parquet files of ids.
+        id_column: the column of the ids in source, and in parquet files of ids. Default: the one of the run.
 
     Raises:
         ConfigError: If the mask is not finished, an option cannot be, or the output holds something else.
@@ -80,28 +84,39 @@ def export(
         DataFileError: If a file is missing, cannot be read, or cannot be written.
         BadRowError: If a cost or a group cannot be used, or a sample is not in source, or there more than once.
     """
-    spec = BudgetSpec(select_ratio, group_budget)
-    if group_column is None and group_budget != "proportional":
-        raise ConfigError("group_budget needs groups; name the column that holds them in group_column.")
-    if source is not None and cost_column is None and group_column is None:
+    if source is not None and {cost_column, group_column} <= {None, OF_RUN}:
         raise ConfigError("source is for its columns; name one in cost_column or group_column, or omit it.")
     folder, target = any_path("mask", mask), any_path("output", output)
     if full_name(folder) == full_name(target):
         raise ConfigError(f"output {output} is the mask's own folder; choose another.")
     manifest = read_complete(folder)
-    id_type = part_schema(folder).field("id").type
-    forced = read_forced_ids(keep_ids, drop_ids, id_column=id_column, id_type=id_type)
+    schema = part_schema(folder)
+    passed: dict[str, Any] = {
+        "select_ratio": select_ratio,
+        "cost_column": cost_column,
+        "group_column": group_column,
+        "group_budget": group_budget,
+        "keep_ids": keep_ids,
+        "drop_ids": drop_ids,
+    }
+    limits, taken_over = _resolve(passed, MaskLimits.of(manifest, schema.names), id_column)
+    spec = BudgetSpec(limits.select_ratio, limits.group_budget)
+    if limits.group_column is None and limits.group_budget != "proportional":
+        raise ConfigError("group_budget needs groups; name the column that holds them in group_column.")
+    forced = read_forced_ids(
+        limits.keep_ids, limits.drop_ids, id_column=limits.id_column, id_type=schema.field("id").type
+    )
     settings = {
-        "export.select_ratio": select_ratio,
-        "export.cost_column": cost_column,
-        "export.group_column": group_column,
+        "export.select_ratio": limits.select_ratio,
+        "export.cost_column": limits.cost_column,
+        "export.group_column": limits.group_column,
         "export.group_budget": spec.group_budget,
         "export.source": source,
         **{f"export.{name}": digest for name, digest in ({} if forced is None else forced.digests()).items()},
     }
-    blocks = _Blocks(folder, manifest, spec, forced, cost_column, group_column)
+    blocks = _Blocks(folder, manifest, spec, forced, limits, taken_over)
     _check_output(target, manifest, settings, blocks)
-    blocks.find_columns(source, id_column)
+    blocks.find_columns(source, limits.id_column)
     # all of them before any file is written
     blocks.check()
     new = Manifest(
@@ -110,12 +125,22 @@ def export(
         num_blocks=manifest.num_blocks,
         settings=settings,
         versions=manifest.versions,
-        config=manifest.config,
+        config=limits.written().recorded_in(manifest.config),
     )
     for block in range(manifest.num_blocks):
         new.blocks[block] = read_part(target, block, consequence=_AGAIN) or blocks.write(block, target, settings)
     new.write(target)
-    print(_describe(new, folder, target, note=blocks.find_unmatched_ids()))
+    print(_describe(new, folder, target, note=blocks.find_unmatched_ids(), limits=limits, taken_over=taken_over))
+
+
+def _resolve(passed: dict[str, Any], before: MaskLimits, id_column: str | None) -> tuple[MaskLimits, set[str]]:
+    """The limits of the new mask, and which options are those of the old one."""
+    if passed["group_column"] != OF_RUN and passed["group_budget"] == OF_RUN:
+        # quotas are of the groups of another column
+        passed = {**passed, "group_budget": "proportional"}
+    limits = replace(before, **{name: value for name, value in passed.items() if value != OF_RUN})
+    taken_over = {name for name, value in passed.items() if value == OF_RUN}
+    return replace(limits, id_column=id_column or before.id_column), taken_over
 
 
 class _Blocks:
@@ -126,8 +151,8 @@ class _Blocks:
         manifest: of the mask.
         spec: how much is kept.
         forced: ids to always keep or drop.
-        cost_column: see `export`.
-        group_column: see `export`.
+        limits: of the new mask.
+        taken_over: which of them are those of the mask.
     """
 
     def __init__(
@@ -136,31 +161,33 @@ class _Blocks:
         manifest: Manifest,
         spec: BudgetSpec,
         forced: ForcedIds | None,
-        cost_column: str | None,
-        group_column: str | None,
+        limits: MaskLimits,
+        taken_over: Collection[str],
     ) -> None:
         self._folder, self._manifest, self._spec, self._forced = folder, manifest, spec, forced
-        self._cost_column, self._group_column = cost_column, group_column
+        self._cost_column, self._group_column = limits.cost_column, limits.group_column
+        self._taken_over = taken_over
         self._joined: list[pa.Table] | None = None
         self._found: list[NDArray[np.int64]] = []
 
     def find_columns(self, source: str | list[str] | None, id_column: str) -> None:
         """Looks for the columns named, and joins them if they are the source's."""
-        names = [name for name in dict.fromkeys((self._cost_column, self._group_column)) if name is not None]
+        schema = part_schema(self._folder)
+        options = self._options(is_of_source=False) | ({} if source is not None else self._options(is_of_source=True))
+        if missing := [name for name in options.values() if name not in schema.names]:
+            raise SchemaError(
+                f"{self._folder / part_name(0)} has no column {missing[0]!r}; its columns are: "
+                f"{', '.join(schema.names)}. Pass source, files that have it and the ids."
+            )
+        self._check_types(part_name(0), {option: schema.field(name).type for option, name in options.items()})
         if source is None:
-            schema = part_schema(self._folder)
-            if missing := [name for name in names if name not in schema.names]:
-                raise SchemaError(
-                    f"{self._folder / part_name(0)} has no column {missing[0]!r}; its columns are: "
-                    f"{', '.join(schema.names)}. Give source, files that have it and the ids."
-                )
-            self._check_types(part_name(0), {name: schema.field(name).type for name in names})
             return
+        options = self._options(is_of_source=True)
         files = with_rows(read_sources(source, id_column), "source")
-        options = {self._cost_column: "cost_column", self._group_column: "group_column"}
         for file in files:
-            types = {name: find_column(file.schema, file.name, name, options[name]) for name in names}
+            types = {option: find_column(file.schema, file.name, name, option) for option, name in options.items()}
             self._check_types(file.name, types)
+        names = list(dict.fromkeys(options.values()))
         self._joined = join_columns(self._folder, self._manifest, files, names, id_column=id_column)
 
     def check(self) -> None:
@@ -216,11 +243,20 @@ class _Blocks:
         write_table(target, block, table, plan_hash=self._manifest.plan_hash, settings=settings, entry=entry)
         return entry
 
+    def _options(self, *, is_of_source: bool) -> dict[str, str]:
+        """Columns by option: those that are passed, which a source may have, or those that are taken over."""
+        named = {"cost_column": self._cost_column, "group_column": self._group_column}
+        return {
+            option: name
+            for option, name in named.items()
+            if name is not None and (option not in self._taken_over) == is_of_source
+        }
+
     def _check_types(self, file_name: str, types: dict[str, pa.DataType]) -> None:
-        if self._cost_column is not None:
-            check_cost_type(file_name, self._cost_column, types[self._cost_column])
-        if self._group_column is not None:
-            check_group_type(file_name, self._group_column, types[self._group_column])
+        if self._cost_column is not None and "cost_column" in types:
+            check_cost_type(file_name, self._cost_column, types["cost_column"])
+        if self._group_column is not None and "group_column" in types:
+            check_group_type(file_name, self._group_column, types["group_column"])
 
     def _read(self, block: int, columns: list[str] | None) -> pa.Table:
         columns = part_schema(self._folder).names if columns is None else columns
@@ -240,11 +276,14 @@ class _Blocks:
 
     def _columns(self, block: int) -> tuple[NDArray[np.float64] | None, pa.Array | None]:
         """Costs and groups of a block."""
-        names = [name for name in dict.fromkeys((self._cost_column, self._group_column)) if name is not None]
-        if not names:
-            return None, None
-        table = self._read(block, names) if self._joined is None else self._joined[block]
-        batch = table.combine_chunks().to_batches()[0]
+        batches: dict[str, pa.RecordBatch] = {}
+        for is_of_source in (False, True):
+            options = self._options(is_of_source=is_of_source)
+            if options:
+                is_joined = is_of_source and self._joined is not None
+                names = list(dict.fromkeys(options.values()))
+                table = self._joined[block] if is_joined else self._read(block, names)  # type: ignore[index]
+                batches |= dict.fromkeys(options, table.combine_chunks().to_batches()[0])
 
         def refuse(is_bad_N: NDArray[np.bool_], word: Callable[[int], str]) -> None:
             rows = np.flatnonzero(is_bad_N)
@@ -254,8 +293,11 @@ class _Blocks:
                     f"{rows.size - 1} more rows of the block are like it."
                 )
 
-        cost_N = None if self._cost_column is None else read_costs(batch, self._cost_column, refuse)
-        groups = None if self._group_column is None else read_groups(batch, self._group_column, refuse)
+        cost_N, groups = None, None
+        if self._cost_column is not None:
+            cost_N = read_costs(batches["cost_column"], self._cost_column, refuse)
+        if self._group_column is not None:
+            groups = read_groups(batches["group_column"], self._group_column, refuse)
         return cost_N, groups
 
 
@@ -287,14 +329,39 @@ def _check_output(target: AnyPath, manifest: Manifest, settings: dict[str, Any],
             raise ConfigError(f"output {target} was made from other logits than {part_name(block)}'s; pass another.")
 
 
-def _describe(manifest: Manifest, folder: AnyPath, target: AnyPath, *, note: str | None) -> str:
+def _describe(
+    manifest: Manifest,
+    folder: AnyPath,
+    target: AnyPath,
+    *,
+    note: str | None,
+    limits: MaskLimits,
+    taken_over: Collection[str],
+) -> str:
     blocks = list(manifest.blocks.values())
     kept, whole = sum(entry.num_selected for entry in blocks), sum(entry.num_samples for entry in blocks)
     lines = [
         f"kept {kept:,} of {whole:,} samples in {len(blocks)} block{'s' * (len(blocks) > 1)}, by the logits of {folder}"
     ]
-    lines += [*describe_budgets(blocks), *([] if note is None else [f"note    {note}"]), f"mask    {target}"]
+    shown_limits = [
+        f"{name} {value}"
+        for name, value in limits.named().items()
+        if name in taken_over and value not in (None, "proportional")
+    ]
+    lines += [*describe_budgets(blocks), *([] if note is None else [f"note    {note}"])]
+    lines.append(f"limits  of the mask, taken over: {', '.join(shown_limits) or 'none'}")
+    lines.append(f"mask    {target}")
     shown = shlex.quote(str(target))
-    lines.append(f"next    {program()} apply --mask {shown} --source SHARDS --output FOLDER")
+    lines.append(f"next    {_apply_command(manifest, target)}")
     lines.append(f"show    {program()} compare --mask {shown} && {program()} report --mask {shown}")
     return "\n".join(lines)
+
+
+def _apply_command(manifest: Manifest, target: AnyPath) -> str:
+    """The command that makes the filtered data set."""
+    data = (manifest.config or {}).get("data") or {}
+    path, id_column = data.get("path", "SHARDS"), data.get("id_column", DEFAULT_ID_COLUMN)
+    source = redact(path) if isinstance(path, str) else json.dumps([redact(item) for item in path])
+    output = f"{str(target).rstrip('/')}-filtered"
+    words = [*program().split(), "apply", "--mask", str(target), "--source", source, "--output", output]
+    return shlex.join(words if id_column == DEFAULT_ID_COLUMN else [*words, "--id_column", id_column])

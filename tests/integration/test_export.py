@@ -1,6 +1,7 @@
 """Another mask from the logits of a finished one."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_costs_and_groups_of_the_source_are_joined_by_id(mask, workplace):
             left = ratio * cost_N[is_of_group_N].sum() - cost_N[is_of_group_N & kept_N].sum()
             assert left >= -1e-9
             assert (cost_N[is_of_group_N & ~kept_N] > left).all()
-    again = export("other", "--cost_column", "cost", "--select_ratio", "0.1", output="third")
+    again = export("other", "--group_column", "null", "--select_ratio", "0.1", output="third")
     assert all(
         (t["cost"].to_numpy() * np.asarray(t["selected"])).sum() <= 0.1 * t["cost"].to_numpy().sum() for t in again
     )
@@ -165,3 +166,66 @@ def test_what_cannot_be_is_refused_before_anything_is_written(mask, workplace, c
     assert words in capsys.readouterr().err
     assert files_below(workplace) == before
     assert json.loads((run_folder() / "mask/_manifest.json").read_text())["num_blocks"] == 2
+
+
+class TestLimitsOfTheRun:
+    @pytest.fixture
+    def limited(self, workplace):
+        """A mask within a token budget, a quota and forced ids, of files with an id column of its own."""
+        table = make_table(60, dim=8, tokens=pa.array(TOKENS[1][:60]), source=pa.array(SOURCES[1][:60]))
+        write(workplace / "data/shard.parquet", table.rename_columns(["doc", *table.column_names[1:]]))
+        (workplace / "keep.txt").write_text("3\n7\n")
+        pq.write_table(pa.table({"doc": [5, 9]}), workplace / "drop.parquet")
+        fit(
+            *(
+                "--data.path",
+                "data",
+                "--data.id_column",
+                "doc",
+                "--data.keep_ids",
+                "keep.txt",
+                "--model.num_steps",
+                "2",
+            ),
+            *("--data.drop_ids", "drop.parquet", "--data.cost_column", "tokens", "--data.group_column", "source"),
+            *("--model.group_budget", "{code: 0.5}", "--model.select_ratio", "0.3", "--model.num_steps", "2"),
+        )
+        return str(run_folder() / "mask")
+
+    def test_are_those_of_an_export(self, limited, capsys):
+        (table,) = export(limited)
+        out = capsys.readouterr().out
+        assert manifest("other")["blocks"]["0"]["budgets"] != []
+        for budget, before in zip(
+            manifest("other")["blocks"]["0"]["budgets"], manifest(limited)["blocks"]["0"]["budgets"], strict=True
+        ):
+            assert (budget["name"], budget["budget"]) == (before["name"], before["budget"])
+        kept = table["id"].filter(table["selected"]).to_pylist()
+        assert {3, 7} <= set(kept)
+        assert not {5, 9} & set(kept)
+        for words in ("cost_column cost", "group_column group", "keep_ids keep.txt", "drop_ids drop.parquet"):
+            assert words in out
+
+    def test_are_left_out_by_null_also_in_the_next_export(self, limited, capsys):
+        export(limited, "--keep_ids", "null", "--drop_ids", "null", "--select_ratio", "0.9")
+        out = capsys.readouterr().out
+        assert "keep_ids" not in out
+        assert "cost_column cost" in out
+        export("other", "--cost_column", "null", "--group_column", "null", output="third")
+        assert "taken over: select_ratio 0.9\n" in capsys.readouterr().out
+        assert manifest("third")["blocks"]["0"]["num_selected"] == 54
+
+    def test_stay_where_another_column_is_joined(self, limited):
+        pq.write_table(pa.table({"doc": list(range(60)), "length": [1.0] * 60}), "lengths.parquet")
+        (table,) = export(limited, "--cost_column", "length", "--source", "lengths.parquet")
+        kept = table["id"].filter(table["selected"]).to_pylist()
+        assert {3, 7} <= set(kept)
+        assert set(table["cost"].to_pylist()) == {1.0}
+        assert [budget["name"] for budget in manifest("other")["blocks"]["0"]["budgets"]] == ["code", "web", "wiki"]
+
+    def test_the_printed_command_makes_the_filtered_data(self, limited, capsys):
+        export(limited)
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("next"))
+        words = shlex.split(line)
+        main(words[words.index("apply") :])
+        assert pq.read_table("other-filtered").num_rows == manifest("other")["blocks"]["0"]["num_selected"]

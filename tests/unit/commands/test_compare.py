@@ -215,7 +215,7 @@ class TestTheTable:
     def test_limits_are_those_of_the_export_not_of_the_run(self, made, workplace, capsys):
         Path("keep.txt").write_text("3\n")
         fit("--data.path", str(made / "shards"), *OPTIONS, "--data.keep_ids", "keep.txt")
-        main(["export", "--mask", str(run_folder() / "mask"), "--output", "free"])
+        main(["export", "--mask", str(run_folder() / "mask"), "--output", "free", "--keep_ids", "null"])
         Path("drop.txt").write_text("4\n")
         main(["export", "--mask", "free", "--output", "limited", "--drop_ids", "drop.txt"])
         capsys.readouterr()
