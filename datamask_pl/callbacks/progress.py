@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,6 +26,7 @@ from datamask_pl.mask.summary import COMPARED, describe_budgets, format_table, s
 DEFAULT_ID_COLUMN = "chunk_id"
 # Seconds between two drawings of the bar.
 DRAW_EVERY_S = 0.1
+PIP_REPORT = "pip install 'datamask_pl[report]' && "
 
 
 class Watched(Protocol):
@@ -131,7 +133,14 @@ class RunSummary(Callback):
             print(f"next    {_apply_command(source_of(trainer), export.folder, folder / 'filtered')}")
         if num_done == num_blocks and export.folder == folder / "mask":
             shown = shlex.quote(str(folder))
-            print(f"show    {program()} compare --run {shown} && {program()} report --run {shown}")
+            print(f"compare {program()} compare --run {shown}")
+            print(f"report  {report_command(shown)}")
+
+
+def report_command(run: str) -> str:
+    """The command that makes the report of a run, after the installation of packages that it needs and lacks."""
+    is_ready = find_spec("matplotlib") is not None and find_spec("jinja2") is not None
+    return f"{'' if is_ready else PIP_REPORT}{program()} report --run {run}"
 
 
 def _apply_command(source: Any, mask: AnyPath | None, output: Path) -> str:  # noqa: ANN401

@@ -27,8 +27,8 @@ from datamask_pl.io.atomic import atomic_path, check_replaceable, local_path
 from datamask_pl.io.parquet import is_marked
 
 _ROW_GROUP_SIZE = 1024
-# Its test suites are left out: their docstrings are notes, and some distributions of Python come without them.
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+# Its test suites are skipped: their docstrings are notes, and some distributions of Python come without them.
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _MARK = {b"datamask_pl_command": b"sample"}
 _SCHEMA = pa.schema(
     [
@@ -125,7 +125,7 @@ def read_docstrings(folder: Path) -> Iterator[Sample]:
     """
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
-        if _LEFT_OUT.intersection(parts) or not all(part.isidentifier() for part in parts):
+        if _SKIPPED.intersection(parts) or not all(part.isidentifier() for part in parts):
             continue
         try:
             source = path.read_bytes()
@@ -134,7 +134,7 @@ def read_docstrings(folder: Path) -> Iterator[Sample]:
         module = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
         try:
             with warnings.catch_warnings():
-                # Old sources hold escapes that newer parsers warn of; it is not for the user to mend them.
+                # Old sources hold escapes that newer parsers warn of; it is not for the user to repair them.
                 warnings.simplefilter("ignore")
                 tree = ast.parse(source)
         except (SyntaxError, ValueError):
@@ -208,6 +208,6 @@ def _walk(node: ast.AST, name: str) -> Iterator[Sample]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from _walk(child, f"{name}.{child.name}")
-        # Expressions hold no definition; to leave them out is most of the speed.
+        # Expressions hold no definition; skipping them is most of the speed.
         elif isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
             yield from _walk(child, name)

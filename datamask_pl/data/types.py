@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamask_pl.functional.budget import GroupBudget, Totals
+from datamask_pl.functional.budget import Totals
 from datamask_pl.functional.device import move
 from datamask_pl.functional.holdings import Holdings
+from datamask_pl.functional.values import GroupBudget, Values
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -173,19 +174,6 @@ class BlockSource(Protocol):
 
     def skip_rest_of_block(self) -> None:
         """Says that the block is settled: its remaining batches need not be drawn or read."""
-
-
-@dataclass(frozen=True)
-class Values:
-    """What a mask is worth on its block.
-
-    Attributes:
-        f: the joint objective, in the units of its calibration.
-        terms: every term by name, neither scaled nor weighted; `quality` is the first.
-    """
-
-    f: float
-    terms: dict[str, float]
 
 
 @dataclass(frozen=True)

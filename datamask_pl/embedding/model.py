@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from datamask_pl.errors import ConfigError, DataFileError
 
@@ -96,6 +95,8 @@ class TextModel:
         Raises:
             ConfigError: If the GPU's memory is too small for a batch.
         """
+        import torch
+
         try:
             vectors_ND = self._model.encode(
                 list(texts),
@@ -180,6 +181,8 @@ def _check_safetensors(folder: Path, name: str) -> None:
 
 
 def _choose_device(device: Device, local_rank: int) -> str:
+    import torch
+
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.errors import BudgetError
+from datamask_pl.functional.values import GroupBudget
 
 # Applies a function to every slice of the rows and stacks the results: (number of slices, ...).
 OverSlices = Callable[[Callable[[slice], Tensor]], Tensor]
@@ -26,27 +27,6 @@ OverSlices = Callable[[Callable[[slice], Tensor]], Tensor]
 def in_one_slice(part: Callable[[slice], Tensor]) -> Tensor:
     """All rows as one slice: the `OverSlices` of one process."""
     return part(slice(None))[None]
-
-
-@dataclass(frozen=True)
-class GroupBudget:
-    """The budget of a group and its use. Costs are numbers of samples where samples have no cost.
-
-    Attributes:
-        name: of the group, empty where there are no groups.
-        num_samples: of the group.
-        num_selected: kept.
-        cost: of the group.
-        budget: what the mask may cost; None if the group has no limit of its own.
-        kept_cost: cost of the kept samples.
-    """
-
-    name: str
-    num_samples: int
-    num_selected: int
-    cost: float
-    budget: float | None
-    kept_cost: float
 
 
 class Rollouts(Protocol):

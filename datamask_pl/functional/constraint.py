@@ -21,7 +21,6 @@ from torch import Tensor
 
 from datamask_pl.functional.budget import (
     BudgetSpec,
-    GroupBudget,
     OverSlices,
     group_budgets,
     in_one_slice,
@@ -32,6 +31,7 @@ from datamask_pl.functional.multilinear import NEGLIGIBLE, entropy_share
 from datamask_pl.functional.rollouts import control_variate
 from datamask_pl.functional.rollouts.advantages import normalized
 from datamask_pl.functional.rollouts.constrained import ConstrainedDraw, ConstrainedRollouts, gumbel_keys
+from datamask_pl.functional.values import GroupBudget
 
 MAX_NEWTON_STEPS = 100
 RELATIVE_TOLERANCE = 1e-10

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from datamask_pl.functional import multilinear
-from datamask_pl.functional.budget import GroupBudget, OverSlices, in_one_slice, num_to_keep
+from datamask_pl.functional.budget import OverSlices, in_one_slice, num_to_keep
 from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.kernels import top_k_mask
 from datamask_pl.functional.rollouts import control_variate, exponential_race, plackett_luce
 from datamask_pl.functional.rollouts.advantages import normalized
+from datamask_pl.functional.values import GroupBudget
 
 # Numbers of float64 of which a few arrays fit the second-level cache of a CPU's core.
 ELEMENTS_AT_ONCE = 2**17

@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from datamask_pl.data.types import BlockResult, Values
+from datamask_pl.data.types import BlockResult
 from datamask_pl.functional.constraint import Constrained
 from datamask_pl.functional.swaps.coverage import CandidateCoverage
 from datamask_pl.functional.swaps.polish import polish
 from datamask_pl.functional.swaps.pooled import Interactions
 from datamask_pl.functional.threads import give_back_memory
+from datamask_pl.functional.values import Values
 from datamask_pl.learner.options import Method
 from datamask_pl.learner.state import BlockState
 from datamask_pl.objectives.ground_set import GroundSet

@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datamask_pl.data.types import BlockResult, Values
 from datamask_pl.errors import ConfigError, warn
-from datamask_pl.functional.budget import GroupBudget
+from datamask_pl.functional.values import GroupBudget, Values
 from datamask_pl.io.atomic import atomic_path
 from datamask_pl.io.paths import AnyPath, list_names, read_footer
 from datamask_pl.io.records import DAMAGES, check_kinds, checksum, decode, differences
+
+if TYPE_CHECKING:
+    from datamask_pl.data.types import BlockResult
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"

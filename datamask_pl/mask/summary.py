@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from datamask_pl.data.types import Values
+from datamask_pl.functional.values import Values
 from datamask_pl.mask.parts import MANIFEST_NAME, BlockEntry
 
 # The masks whose values a manifest records per block, and their labels.

@@ -3,7 +3,8 @@
 import pyarrow as pa
 import torch
 
-from datamask_pl.data.types import Block, BlockResult, Values
+from datamask_pl.data.types import Block, BlockResult
+from datamask_pl.functional.values import Values
 
 HASH = "a" * 64
 FILES = ["one.parquet", "two.parquet"]

@@ -91,6 +91,12 @@ def test_commands_that_train_nothing_do_not_wait_for_lightning(command):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
+@pytest.mark.parametrize("command", ["apply", "embed", "sample"])
+def test_commands_that_compute_nothing_do_not_wait_for_torch(command):
+    code = f"import sys, datamask_pl.commands.{command}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_lists_each_option_with_its_type_default_and_meaning(command, capsys):
     cli.main([command, "--help"])

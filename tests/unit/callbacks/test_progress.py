@@ -58,3 +58,10 @@ def test_the_bars_of_other_groups_are_off(stand, monkeypatch):
 
 def test_an_error_before_the_first_block_finds_no_bar_to_end():
     MaskProgressBar().on_exception(None, None, None)
+
+
+@pytest.mark.parametrize("lacking", [None, "matplotlib", "jinja2"])
+def test_the_report_is_named_with_what_it_needs_to_be_installed(monkeypatch, lacking):
+    monkeypatch.setattr(progress, "find_spec", lambda name: None if name == lacking else name)
+    install = "" if lacking is None else "pip install 'datamask_pl[report]' && "
+    assert progress.report_command("runs/x") == f"{install}python cli.py report --run runs/x"
