@@ -117,6 +117,7 @@ def _show_warnings() -> None:
 
 
 def _run(command: str, arguments: list[str], *, is_from_shell: bool) -> None:
+    arguments = cli_options.with_current_names(command, arguments)
     cli_options.check(command, arguments)
     if command == "fit":
         # where a process is lost, torch's store would print its own stack on top of our line

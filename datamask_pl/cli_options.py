@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import textwrap
 from argparse import ArgumentError
 from functools import reduce
@@ -27,6 +28,8 @@ _OTHER_NAMES = {
     "n_epochs": "--model.num_steps",
     "algorithm": "--model.diversity",
 }
+# Names of options before they were renamed.
+_OLD_NAMES = {"compare": {"--competitors": "--baselines"}}
 _ALWAYS = ("-h", "--help", "--config", "-c", "--print_config")
 
 
@@ -48,6 +51,18 @@ def help_text(command: str) -> str:
         lines.append(f"  {name}  ({shown})" if default else f"  {name}  {kind}".rstrip())
         lines += textwrap.wrap(meaning, 120, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
+
+
+def with_current_names(command: str, arguments: list[str]) -> list[str]:
+    """The arguments, with options of an old name under the current one.
+
+    Example:
+        >>> with_current_names("compare", ["--competitors=[random]", "--run", "x"])
+        ['--baselines=[random]', '--run', 'x']
+    """
+    for old, new in _OLD_NAMES.get(command, {}).items():
+        arguments = [re.sub(rf"^{old}(?=[+=]|$)", new, argument) for argument in arguments]
+    return arguments
 
 
 def check(command: str, arguments: list[str]) -> None:

@@ -64,6 +64,18 @@ def test_wrong_values_of_simple_types_get_the_message_of_the_whole_parser():
     assert checked > 30
 
 
+@pytest.mark.parametrize("words", ["--competitors [random]", "--competitors=[random]", "--competitors+ random"])
+def test_compare_still_takes_baselines_under_their_old_name(words, monkeypatch):
+    seen = {}
+
+    def compare(run: str, baselines: list[str] | None = None) -> None:
+        seen.update(run=run, baselines=baselines)
+
+    monkeypatch.setattr(cli, "_function", lambda command: compare)
+    cli.main(["compare", "--run", "r", *words.split()])
+    assert seen == {"run": "r", "baselines": ["random"]}
+
+
 def test_what_is_needed_is_asked_for_at_once_unless_a_config_or_a_variable_may_hold_it(monkeypatch):
     with pytest.raises(ArgumentError, match=r"required: data\.path$"):
         cli_options.check("fit", ["--model.num_steps", "3"])

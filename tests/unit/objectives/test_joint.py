@@ -126,6 +126,20 @@ def test_what_cannot_be_linearized_is_not_asked_where_it_does_not_count(ground):
     assert float(result.value) == pytest.approx(float(ground.quality_N.mean()))
 
 
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("linearize", "rename it to value_and_gradient"),
+        ("interactions", "derive it from SupportsInteractions, too"),
+        ("coverage", "derive it from SupportsCoverage, too"),
+    ],
+)
+def test_a_method_of_the_old_interface_is_refused_instead_of_silently_ignored(method, remedy):
+    kind = type("Older", (FirstSample,), {method: lambda self, p_N, ground: None})
+    with pytest.raises(ConfigError, match=rf"Older has a method {method}, which is not called; {remedy}\.$"):
+        JointObjective(quality_weight=0.5, diversity=kind())
+
+
 def test_a_custom_objective_with_value_alone_is_valued_and_named(ground):
     joint = JointObjective(
         quality_weight=0.5, diversity=[WeightedObjective(FirstSample()), WeightedObjective("pairwise")]
