@@ -23,7 +23,8 @@ from datamask_pl.embedding.model import Device, Precision, TextModel
 from datamask_pl.embedding.texts import ROW_GROUP_SIZE, Corpus, feature_array, read_corpus
 from datamask_pl.errors import BadRowError, ConfigError, check_choice, program
 from datamask_pl.io.atomic import atomic_path, check_replaceable
-from datamask_pl.io.parquet import expand, is_marked
+from datamask_pl.io.dataset import expand
+from datamask_pl.io.parquet import is_marked
 from datamask_pl.io.paths import any_path, full_name
 
 _ROW_GROUP_SIZE = ROW_GROUP_SIZE

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from datamask_pl.data.shards import plain, plain_type
 from datamask_pl.errors import BudgetError, DataFileError, SchemaError
-from datamask_pl.io.parquet import MAGIC, expand, find_column, open_bytes, open_parquet, read_table
+from datamask_pl.io.dataset import expand
+from datamask_pl.io.parquet import MAGIC, find_column, open_bytes, open_parquet, read_table
 from datamask_pl.io.paths import AnyPath
 
 

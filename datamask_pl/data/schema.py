@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from datamask_pl.errors import ConfigError, SchemaError
-from datamask_pl.io.parquet import Shard, expand, find_column, read_shards, with_rows
+from datamask_pl.io.dataset import expand
+from datamask_pl.io.parquet import Shard, find_column, read_shards, with_rows
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from datamask_pl.data.plan import common_folder
 from datamask_pl.errors import ConfigError, SchemaError
-from datamask_pl.io.parquet import Shard, expand, find_column, iterate_batches, open_parquet, read_shards
+from datamask_pl.io.dataset import expand
+from datamask_pl.io.parquet import Shard, find_column, iterate_batches, open_parquet, read_shards
 from datamask_pl.io.paths import AnyPath, any_path, full_name, is_below
 
 _ID_BATCH_ROWS = 1 << 16

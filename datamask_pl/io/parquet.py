@@ -1,31 +1,24 @@
-"""From the paths of a config to a recorded, sorted list of parquet files, and how one of them is opened."""
+"""Parquet files: what their footers say, and how one of them is opened."""
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamask_pl.errors import ConfigError, DataFileError, SchemaError
+from datamask_pl.errors import DataFileError, SchemaError
 from datamask_pl.io.paths import (
     AnyPath,
     RemotePath,
-    check_no_secret,
     faults,
     file_size,
-    full_name,
     read_footer,
     readable,
-    redact,
 )
 
 MAGIC = b"PAR1"
@@ -120,44 +113,6 @@ def find_column(schema: pa.Schema, name: str, column: str, option: str) -> pa.Da
     return schema.field(column).type
 
 
-def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str = "a parquet file") -> list[AnyPath]:
-    """Finds the files that a path, or several, stand for.
-
-    A path is a file, a directory (all `*.parquet` below it, but for names that start with `.` or `_`), a glob
-    (`**` spans directories), or an fsspec URL of any of these (`s3://`, `hf://`, `gs://`, `memory://`).
-
-    Args:
-        path: one path or several; a file that several of them match is taken once.
-        option: what the user calls it, for errors.
-        wanted: what a file is to be, for errors.
-
-    Returns:
-        At least one file, sorted by name as text, so part-10 comes before part-2.
-
-    Raises:
-        ConfigError: If no path is given.
-        DataFileError: If a path matches nothing, or cannot be listed.
-    """
-    patterns = [path] if isinstance(path, str) else list(path)
-    if not patterns or not all(patterns):
-        raise ConfigError(f"{option} must name at least one file, directory, glob or URL, got {path!r}.")
-    found: dict[str, AnyPath] = {}
-    for pattern in patterns:
-        is_remote = "://" in pattern and not pattern.startswith("file://")
-        if is_remote:
-            check_no_secret(option, pattern)
-        with faults(redact(pattern), "listed", is_remote=is_remote):
-            matches = _expand_url(pattern) if is_remote else _expand_local(pattern.removeprefix("file://"))
-        if not matches:
-            raise DataFileError(
-                f"{option}: nothing matches {redact(pattern)!r}; pass {wanted}, a directory that holds "
-                "*.parquet files, a glob or an fsspec URL."
-            )
-        for match in matches:
-            found.setdefault(os.path.abspath(match) if isinstance(match, Path) else full_name(match), match)
-    return sorted(found.values(), key=str)
-
-
 @contextmanager
 def open_bytes(path: AnyPath) -> Iterator[Any]:
     """Opens a file of any kind for reading; what goes wrong is raised as DataFileError.
@@ -240,47 +195,6 @@ def read_table(parquet: pq.ParquetFile, name: str, columns: list[str] | None = N
         return pa.Table.from_batches(batches)
     empty = parquet.schema_arrow.empty_table()
     return empty if columns is None else empty.select(columns)
-
-
-def _expand_local(pattern: str) -> list[AnyPath]:
-    pattern = os.path.expanduser(pattern)
-    matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    paths = [path for match in matches for path in (_walk(match) if os.path.isdir(match) else [match])]
-    return [Path(_without_dots(path)) for path in paths]
-
-
-def _without_dots(path: str) -> str:
-    """The path without `.` and `..`, unless a link in it makes that another file."""
-    short = os.path.normpath(path)
-    return short if os.path.exists(short) and os.path.samefile(short, path) else path
-
-
-def _walk(directory: str) -> list[str]:
-    paths = []
-    for folder, subfolders, names in os.walk(directory, onerror=_raise):
-        subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
-        paths += [os.path.join(folder, name) for name in names if _is_shard(name)]
-    return paths
-
-
-def _is_shard(name: str) -> bool:
-    return name.endswith(".parquet") and not name.startswith((".", "_"))
-
-
-def _expand_url(url: str) -> list[AnyPath]:
-    filesystem, path = fsspec.core.url_to_fs(url)
-    if filesystem.isfile(path):
-        matches = [path]
-    elif filesystem.isdir(path):
-        matches = [match for match in filesystem.find(path) if _is_shard(match.rsplit("/", 1)[-1])]
-    else:
-        matches = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
-    return [RemotePath(filesystem, match) for match in matches]
-
-
-def _raise(error: OSError) -> None:
-    """os.walk silently skips folders that it may not list, and their rows, unless it is told to raise."""
-    raise error
 
 
 def _check_footer(footer: pq.FileMetaData, name: str) -> None:

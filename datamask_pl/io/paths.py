@@ -23,8 +23,8 @@ _NEEDS = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface-hub"}
 
 # user@ or user:secret@, where a secret may hold slashes but host:port/ is not one.
 _USER = re.compile(r"(?<=://)(?:[^/@]*@|[^/@:]+:(?!\d+/)[^@]*@)")
-# A lone ? is a wildcard; a query has an equals sign.
-_QUERY = re.compile(r"[?#][^/:]*=.*$")
+# A lone ? is a wildcard; a query has an equals sign. In an object store # is a letter like any other.
+_QUERY = re.compile(r"\?[^/:]*=.*$")
 
 
 @dataclass(frozen=True)

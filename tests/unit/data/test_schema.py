@@ -8,7 +8,8 @@ import pytest
 
 from datamask_pl.data.schema import Columns, read_dataset
 from datamask_pl.errors import ConfigError, DataFileError, SchemaError
-from datamask_pl.io.parquet import expand, open_parquet
+from datamask_pl.io.dataset import expand
+from datamask_pl.io.parquet import open_parquet
 from tests.support.shards import COLUMNS, make_table, write
 
 columns = Columns(**COLUMNS)

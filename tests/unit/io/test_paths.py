@@ -12,7 +12,8 @@ import pytest
 
 from datamask_pl.errors import ConfigError, DataFileError
 from datamask_pl.io.atomic import atomic_path
-from datamask_pl.io.parquet import expand, open_parquet
+from datamask_pl.io.dataset import expand
+from datamask_pl.io.parquet import open_parquet
 from datamask_pl.io.paths import any_path, file_size, list_names, read_footer, redact
 
 
@@ -125,7 +126,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it():
     code = """
         import sys
         sys.modules.update(dict.fromkeys(["s3fs", "gcsfs", "huggingface_hub"]))
-        from datamask_pl.io.parquet import expand
+        from datamask_pl.io.dataset import expand
         from datamask_pl.errors import DataFileError
         from datamask_pl.io.paths import any_path
         for protocol in ("s3", "gs", "hf"):
