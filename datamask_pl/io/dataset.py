@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from urllib.parse import unquote
 
 import fsspec
 
@@ -22,6 +23,8 @@ from datamask_pl.io.paths import AnyPath, RemotePath, check_no_secret, faults, f
 
 _MASK_RECORD, _MASK_KEY = "_manifest.json", b'"plan_hash"'
 _MATCHED, _INSIDE = -1, -2
+
+States = frozenset[int]
 
 
 def expand(path: str | Sequence[str], *, option: str = "data.path", wanted: str = "a parquet file") -> list[AnyPath]:
@@ -74,7 +77,7 @@ class Matcher:
             self._pattern.pop()
         self.start = self._close({0})
 
-    def step(self, states: frozenset[int], name: str) -> frozenset[int]:
+    def step(self, states: States, name: str) -> States:
         """The states below a name; none if nothing with this name belongs."""
         is_visible = not name.startswith((".", "_"))
         following = set()
@@ -88,15 +91,15 @@ class Matcher:
                 following.add(state + 1)
         return self._close(following)
 
-    def is_file(self, states: frozenset[int], name: str) -> bool:
+    def is_file(self, states: States, name: str) -> bool:
         """Whether the file of this name, which led to the states, belongs."""
         return _MATCHED in states or (_INSIDE in states and name.endswith(".parquet"))
 
-    def takes_all(self, states: frozenset[int]) -> bool:
+    def takes_all(self, states: States) -> bool:
         """Whether files at any depth below may belong."""
         return any(state < 0 or self._pattern[state] == "**" for state in states)
 
-    def _close(self, states: set[int]) -> frozenset[int]:
+    def _close(self, states: set[int]) -> States:
         closed = set()
         for state in states:
             while 0 <= state < len(self._pattern) and self._pattern[state] == "**":
@@ -129,9 +132,8 @@ def _expand_local(path: str) -> list[AnyPath]:
     return [Path(_without_dots(name)) for name in found]
 
 
-def _walk(
-    folder: str, matcher: Matcher, states: frozenset[int], seen: set[tuple[str, frozenset[int]]]
-) -> Iterator[str]:
+def _walk(folder: str, matcher: Matcher, states: States, seen: set[tuple[str, States]]) -> Iterator[str]:
+    """The files below a folder that belong; a folder that was seen is not entered again."""
     real = os.path.realpath(folder)
     if (real, states) in seen:
         return
@@ -178,7 +180,7 @@ def _expand_url(url: str) -> list[AnyPath]:
     return list(_list(RemotePath(filesystem, root.rstrip("/") or root), matcher, matcher.start))
 
 
-def _list(folder: RemotePath, matcher: Matcher, states: frozenset[int]) -> Iterator[RemotePath]:
+def _list(folder: RemotePath, matcher: Matcher, states: States) -> Iterator[RemotePath]:
     """Lists a level at a time as long as the pattern names the levels, and then all below at once."""
     filesystem = folder.filesystem
     if matcher.takes_all(states):
@@ -198,9 +200,11 @@ def _list(folder: RemotePath, matcher: Matcher, states: frozenset[int]) -> Itera
             yield from _list(child, matcher, below)
 
 
-def _find(folder: RemotePath, matcher: Matcher, states: frozenset[int]) -> Iterator[RemotePath]:
+def _find(folder: RemotePath, matcher: Matcher, states: States) -> Iterator[RemotePath]:
     paths = folder.filesystem.find(folder.path)
-    names = {path: path[len(folder.path) :].strip("/").split("/") for path in paths}
+    # the hub quotes the slashes of a revision
+    plain = {path: path if path.startswith(folder.path) else unquote(path) for path in paths}
+    names = {path: name[len(folder.path) :].strip("/").split("/") for path, name in plain.items()}
     masks = [
         tuple(parts[:-1])
         for path, parts in names.items()
