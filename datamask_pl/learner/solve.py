@@ -79,6 +79,9 @@ def round_logits(
 ) -> Tensor:
     """The mask of a block: the better of top-k and the best rollout, then swaps that raise the objective.
 
+    Swaps within a budget of costs may end below their start, since what still fits is added even where it lowers the
+    objective. So the mask is the best of their start, their end, and the mask of the highest quality.
+
     Args:
         logits_N: float (N,).
         objective: what is maximised.
@@ -102,9 +105,15 @@ def round_logits(
             return logits_N.double()
         return objective.value_and_gradient(mask_N.double(), ground, scales)[0].gradient_N
 
-    best_N = starts[0] if len(starts) == 1 else starts[int(values(torch.stack(starts)).argmax())]
+    def best(masks: list[Tensor]) -> Tensor:
+        """The first of the masks of the highest value."""
+        return masks[0] if len(masks) == 1 else masks[int(values(torch.stack(masks)).argmax())]
+
+    has_costs = not ground.budget.is_size_fixed
+    top_quality_N = ground.budget.fill(ground.quality_N)
+    best_N = best(starts)
     if not is_polished:
-        return best_N
+        return best([best_N, top_quality_N]) if has_costs else best_N
 
     def covered(masked_N: Tensor, rows_P: Tensor) -> CandidateCoverage:
         return objective.coverage(masked_N, rows_P, ground, scales)
@@ -122,7 +131,7 @@ def round_logits(
         covered=covered if objective.has_coverage else None,
         constraint=ground.budget if isinstance(ground.budget, Constrained) else None,
     )
-    return polished_N
+    return best([polished_N, best_N, top_quality_N] if has_costs else [polished_N, top_quality_N])
 
 
 def value_of(masks_RN: Tensor, *, objective: JointObjective, ground: GroundSet, scales: Tensor) -> list[Values]:
