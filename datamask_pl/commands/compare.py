@@ -97,19 +97,7 @@ def compare(
     check_replaceable("output", folder / COMPARISON_CSV, _is_comparison)
     # opened first, so that a read-only folder is noticed before the work
     with atomic_path(folder / COMPARISON_CSV) as csv_path:
-        with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
-            compared = [
-                _compare_block(
-                    finished,
-                    index,
-                    names,
-                    max_samples=max_samples,
-                    cosine=near_duplicate,
-                    seed=seed,
-                    advance=bar.update,
-                )
-                for index in wanted
-            ]
+        compared = _compare_blocks(finished, wanted, names, max_samples=max_samples, cosine=near_duplicate, seed=seed)
         comparison = Comparison(
             plan_hash=finished.manifest.plan_hash,
             settings=finished.manifest.settings,
@@ -132,6 +120,22 @@ def compare(
 def _is_comparison(path: AnyPath) -> bool:
     """Whether a file begins as the table or the record that `compare` writes."""
     return has_mark(path, "block,name,f,") or (has_mark(path, '"format": ') and has_mark(path, '"plan_hash": '))
+
+
+def _compare_blocks(
+    run: FinishedRun,
+    wanted: Sequence[int],
+    names: Sequence[BaselineName],
+    *,
+    max_samples: int,
+    cosine: float,
+    seed: int,
+) -> list[ComparedBlock]:
+    with tqdm(total=len(wanted) * len(names), disable=None, leave=False, unit="mask") as bar:
+        return [
+            _compare_block(run, index, names, max_samples=max_samples, cosine=cosine, seed=seed, advance=bar.update)
+            for index in wanted
+        ]
 
 
 def _compare_block(

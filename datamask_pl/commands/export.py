@@ -106,7 +106,24 @@ def export(
     forced = read_forced_ids(
         limits.keep_ids, limits.drop_ids, id_column=limits.id_column, id_type=schema.field("id").type
     )
-    settings = {
+    settings = _settings(limits, spec, source, forced)
+    blocks = _Blocks(folder, manifest, spec, forced, limits, taken_over)
+    _check_output(target, manifest, settings, blocks)
+    blocks.find_columns(source, limits.id_column)
+    # all of them before any file is written
+    blocks.check()
+    new = replace(manifest, settings=settings, config=limits.written().recorded_in(manifest.config), blocks={})
+    for block in range(manifest.num_blocks):
+        new.blocks[block] = read_part(target, block, consequence=_AGAIN) or blocks.write(block, target, settings)
+    new.write(target)
+    print(_describe(new, folder, target, note=blocks.find_unmatched_ids(), limits=limits, taken_over=taken_over))
+
+
+def _settings(
+    limits: MaskLimits, spec: BudgetSpec, source: str | list[str] | None, forced: ForcedIds | None
+) -> dict[str, Any]:
+    """What decides the new mask, by the name of its option."""
+    return {
         "export.select_ratio": limits.select_ratio,
         "export.cost_column": limits.cost_column,
         "export.group_column": limits.group_column,
@@ -114,23 +131,6 @@ def export(
         "export.source": source,
         **{f"export.{name}": digest for name, digest in ({} if forced is None else forced.digests()).items()},
     }
-    blocks = _Blocks(folder, manifest, spec, forced, limits, taken_over)
-    _check_output(target, manifest, settings, blocks)
-    blocks.find_columns(source, limits.id_column)
-    # all of them before any file is written
-    blocks.check()
-    new = Manifest(
-        plan_hash=manifest.plan_hash,
-        files=manifest.files,
-        num_blocks=manifest.num_blocks,
-        settings=settings,
-        versions=manifest.versions,
-        config=limits.written().recorded_in(manifest.config),
-    )
-    for block in range(manifest.num_blocks):
-        new.blocks[block] = read_part(target, block, consequence=_AGAIN) or blocks.write(block, target, settings)
-    new.write(target)
-    print(_describe(new, folder, target, note=blocks.find_unmatched_ids(), limits=limits, taken_over=taken_over))
 
 
 def _resolve(passed: dict[str, Any], before: MaskLimits, id_column: str | None) -> tuple[MaskLimits, set[str]]:

@@ -87,15 +87,8 @@ class FeatureDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         weights = {"quality_score": 1.0} if quality_columns is None else quality_columns
-        check_choice("data.quality_scaling", quality_scaling, get_args(QualityScaling))
-        check_choice("data.block_by", block_by, get_args(BlockBy))
-        check_choice("data.on_bad_row", on_bad_row, get_args(OnBadRow))
-        if block_size < 1:
-            raise ConfigError(f"data.block_size must be at least 1, got {block_size}.")
-        if partial is not None and not 0.0 < partial <= 1.0:
-            raise ConfigError(f"data.partial must be above 0 and at most 1, got {partial}.")
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"data.seed must be at least 0 and below 2^63, got {seed}.")
+        _check_choices(quality_scaling, block_by, on_bad_row)
+        _check_values(block_size, partial, seed)
         if on_bad_row == "drop" and not check_rows:
             raise ConfigError(
                 "data.check_rows: false cannot go with data.on_bad_row: drop, since the size of a block is not known "
@@ -390,3 +383,18 @@ def _check_same_plan(plan_hashes: list[str]) -> None:
             )
             error.is_on_all_ranks = True
             raise error
+
+
+def _check_choices(quality_scaling: str, block_by: str, on_bad_row: str) -> None:
+    check_choice("data.quality_scaling", quality_scaling, get_args(QualityScaling))
+    check_choice("data.block_by", block_by, get_args(BlockBy))
+    check_choice("data.on_bad_row", on_bad_row, get_args(OnBadRow))
+
+
+def _check_values(block_size: int, partial: float | None, seed: int) -> None:
+    if block_size < 1:
+        raise ConfigError(f"data.block_size must be at least 1, got {block_size}.")
+    if partial is not None and not 0.0 < partial <= 1.0:
+        raise ConfigError(f"data.partial must be above 0 and at most 1, got {partial}.")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"data.seed must be at least 0 and below 2^63, got {seed}.")

@@ -145,6 +145,20 @@ def test_a_module_has_at_most_400_lines(name):
     assert SOURCES[name].read_text(encoding="utf-8").count("\n") <= 400
 
 
+def length_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from `def` on, without its docstring."""
+    first = function.body[0]
+    has_text = ast.get_docstring(function, clean=False) is not None
+    return function.end_lineno - function.lineno + 1 - (first.end_lineno - first.lineno + 1) * has_text
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_function_has_at_most_50_lines_without_its_docstring(name):
+    for node in ast.walk(ast.parse(SOURCES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert length_of(node) <= 50, f"{node.name} has {length_of(node)} lines"
+
+
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+(?:/|\.(?:py|md|yml)))`", PAGE))))
 def test_a_path_that_is_named_exists(path):
     assert (ROOT.parent / path).exists() or (ROOT / path).exists()
