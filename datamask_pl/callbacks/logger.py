@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
+from datamask_pl.compat import next_version
 from datamask_pl.distributed.world import world
 from datamask_pl.errors import warn
 
@@ -47,7 +48,7 @@ class RunLogger(TensorBoardLogger):
     def version(self) -> int | str:
         """Name or number of the run's folder; where groups of ranks log side by side, rank 0 of all chooses it."""
         if self._version is None:
-            found = world().broadcast_from_first("run-version", lambda: str(self._get_next_version()))
+            found = world().broadcast_from_first("run-version", lambda: str(next_version(self)))
             self._version = int(found)
         return self._version
 

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
+from datamask_pl.compat import close_bar
 from datamask_pl.data.types import source_of
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import world
@@ -87,8 +88,7 @@ class MaskProgressBar(TQDMProgressBar):
 
     def on_exception(self, *_: Any) -> None:  # noqa: ANN401
         """Ends the line of the bar, so that what is said of the error begins one."""
-        if self._train_progress_bar is not None:
-            self._train_progress_bar.close()
+        close_bar(self)
 
 
 class RunSummary(Callback):

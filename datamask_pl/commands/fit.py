@@ -17,13 +17,13 @@ from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from datamask_pl.callbacks.checkpoint import LogitsCheckpoint, run_folder
 from datamask_pl.callbacks.figures import RunFigures
 from datamask_pl.callbacks.mask_export import MaskExport
 from datamask_pl.callbacks.preemption import Preemption
 from datamask_pl.callbacks.progress import MaskProgressBar, RunSummary
+from datamask_pl.compat import launched_processes, option_names
 from datamask_pl.data.module import FeatureDataModule
 from datamask_pl.distributed.collectives import drop_group, leave_group, raise_on_all_ranks
 from datamask_pl.distributed.launch import (
@@ -251,9 +251,8 @@ class FitCLI(LightningCLI):
 
     def _end_children(self, *, patience_s: float) -> None:
         """Waits for the processes that Lightning started, and kills what does not end: nobody else would."""
-        launcher = self.trainer.strategy.launcher
         deadline = time.monotonic() + patience_s
-        for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []:
+        for process in launched_processes(self.trainer):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -325,8 +324,8 @@ def _check_variables(main: LightningArgumentParser, fit: LightningArgumentParser
     Raises:
         ConfigError: If there is one.
     """
-    options = [_variable(fit, action.dest) for action in fit._actions]
-    known = {*options, *(_variable(main, action.dest) for action in main._actions)}
+    options = [_variable(fit, name) for name in option_names(fit)]
+    known = {*options, *(_variable(main, name) for name in option_names(main))}
     for name in sorted(name for name in os.environ if name.upper().startswith(f"{ENV_PREFIX}_")):
         if name in known:
             continue

@@ -12,12 +12,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
+from datamask_pl.compat import set_rank_zero
 from datamask_pl.distributed.failures import FailureBoard
 from datamask_pl.distributed.world import World, set_world
 from datamask_pl.errors import LaunchError
@@ -114,8 +113,7 @@ class BlockGroupStrategy(DDPStrategy):
         self._place = rank % size, size
         set_world(World(rank, world_size, group, world_size // size, store, environment.local_rank()))
         self.board = FailureBoard(store, rank, world_size, range(group * size, (group + 1) * size))
-        for decorator in (rank_zero_only, fabric_rank_zero_only):
-            decorator.rank = rank % size  # type: ignore[attr-defined]
+        set_rank_zero(rank % size)
 
     def finish(self) -> None:
         """Says that this rank has done its part; rank 0 of all, and its group, wait for the other groups."""

@@ -23,7 +23,7 @@ FLOORS = [
     {"objectives", "data"},
     {"distributed", "embedding"},
     {"functional", "io"},
-    {"errors", "_moved"},
+    {"errors", "compat", "_moved"},
 ]
 MAX_ROOMS = 18
 PAGE = (ROOT.parent / "docs/architecture.md").read_text(encoding="utf-8")
@@ -138,6 +138,20 @@ def test_collectives_live_in_one_module():
 def test_torch_distributed_is_known_to_one_room():
     users = {room_of(name) for name in SOURCES if any("torch.distributed" in other for other in imports_of(name))}
     assert users == {"distributed"}
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "datamask_pl.compat"])
+def test_private_names_of_others_are_used_in_one_module(name):
+    tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} | {"_replace"}  # NamedTuple's
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+            is_of_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            assert is_of_self or node.attr in own, f"{name} uses {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] != "datamask_pl":
+            assert not [alias for alias in node.names if re.match(r"_[^_]", alias.name)], (
+                f"{name} imports a private name"
+            )
 
 
 @pytest.mark.parametrize("name", SOURCES)
