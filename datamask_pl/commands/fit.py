@@ -41,6 +41,7 @@ from datamask_pl.io.atomic import atomic_path, check_replaceable, has_mark
 from datamask_pl.io.checkpoints import parse_name, read_checkpoint
 from datamask_pl.io.paths import AnyPath, redact
 from datamask_pl.learner.module import MaskLearner
+from datamask_pl.learner.trainer_checks import check_trainer, is_over
 
 ENV_PREFIX = "DATAMASK"
 TRAINER_DEFAULTS = {
@@ -187,6 +188,7 @@ class FitCLI(LightningCLI):
 
         They come last, for they may wait: by then a block's mask and checkpoint are on disk.
         """
+        check_trainer(self.trainer)  # Lightning refuses some of these options later, in other words
         self.trainer.callbacks.append(RunFigures())  # type: ignore[attr-defined]
         parser = self._parser(self.subcommand)
         dumped = parser.dump(self.config[self.subcommand], skip_none=False, format="json")
@@ -224,6 +226,13 @@ class FitCLI(LightningCLI):
             raise PreemptedError(
                 "a signal ended the run, and the current block is saved. Rerun the same command, with --run_name or "
                 "--ckpt_path last, to continue."
+            )
+        source = self.datamodule
+        is_unfinished = source.schedule and (model.result is None or source.next_block is not None)
+        if is_unfinished and is_over(self.trainer):
+            raise PreemptedError(
+                "trainer.max_time ended the run before its last block was finished; what was reached is saved. Rerun "
+                "the same command, with --run_name or --ckpt_path last, to continue."
             )
 
     def _explain(self, error: Exception) -> Exception:
@@ -350,6 +359,11 @@ def _check_run_is_local(config: Any) -> None:  # noqa: ANN401
     """
     logger = config.trainer.logger
     options = logger.init_args if logger and hasattr(logger, "init_args") else {}
+    if options.get("save_dir") is not None and config.trainer.default_root_dir is not None:
+        raise ConfigError(
+            "trainer.default_root_dir has no effect, for the run goes where the logger writes; set "
+            "trainer.logger.init_args.save_dir instead, or trainer.logger: false."
+        )
     given = {
         "trainer.logger.save_dir": options.get("save_dir"),
         "trainer.default_root_dir": config.trainer.default_root_dir,

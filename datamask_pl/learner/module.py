@@ -27,6 +27,7 @@ from datamask_pl.learner.policy import LogitAscent, MaskPolicy
 from datamask_pl.learner.solve import CALIBRATION, COMPARISON, calibrate_terms, solve
 from datamask_pl.learner.state import BlockState, read_dump
 from datamask_pl.learner.step import Update, take_step
+from datamask_pl.learner.trainer_checks import check_trainer
 from datamask_pl.objectives import Objective
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective, WeightedObjective
@@ -150,7 +151,7 @@ class MaskLearner(LightningModule):
         groups = source.find_groups() if self.spec.named_ratios else set()
         default_partial = 1.0 if self.method.is_controlled else DEFAULT_PARTIAL
         with raise_on_all_ranks():
-            options.check_trainer(self.trainer)
+            check_trainer(self.trainer)
             step_share = default_partial if source.partial is None else source.partial
             drawn_share = 1.0 if self.method.is_whole_block else step_share
             check_budgets(self.spec, source, groups=groups, step_share=drawn_share)
@@ -186,7 +187,7 @@ class MaskLearner(LightningModule):
         update = self._update(batch, state)
         rate = linear_rate(batch.step, self.num_steps, max_lr=self.method.max_lr, min_lr=self.method.min_lr)
         optimizer = self.optimizers()
-        cast(LogitAscent, optimizer.optimizer).stage(batch.rows_M, rate * update.direction_M)  # type: ignore[union-attr]
+        cast(LogitAscent, optimizer.optimizer).stage(batch.rows_M, rate * update.direction_M, rate=rate)  # type: ignore[union-attr]
         optimizer.step()  # type: ignore[union-attr]
         state.record_step(update)
         self.metrics.update(update.metrics)

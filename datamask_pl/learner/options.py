@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -16,9 +16,6 @@ from datamask_pl.functional.budget import num_to_keep, share_of
 from datamask_pl.functional.schedule import default_schedule
 from datamask_pl.learner.policy import Initialization
 from datamask_pl.objectives.joint import JointObjective
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 Estimator = Literal["multilinear", "leave_one_out", "group_relative"]
 
@@ -119,20 +116,6 @@ def check_schedule(*, num_steps: int, max_lr: float, min_lr: float) -> None:
     check(min_lr >= 0, "min_lr must not be negative", min_lr)
     check(math.isfinite(max_lr), "max_lr must be finite", max_lr)
     check(max_lr >= min_lr, f"max_lr must be at least min_lr ({min_lr})", max_lr)
-
-
-def check_trainer(trainer: Trainer) -> None:
-    """Raises a ConfigError if the trainer would compute in half or double precision, or stop after a step."""
-    if trainer.precision != "32-true":
-        raise ConfigError(
-            f"trainer.precision must be 32-true, got {trainer.precision}: rewards that differ by a part in a thousand "
-            "are lost in half precision. Features are stored and read in float16 where the files are."
-        )
-    if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by Lightning's debugging connector
-        raise ConfigError(
-            "trainer.fast_dev_run is not supported: it has no run folder, so the mask of one step would land in the "
-            "current folder. For a trial use --model.num_steps 2 and one file as --data.path."
-        )
 
 
 def check_step_budget(select_ratio: float, partial: float, num_samples: int) -> None:

@@ -62,16 +62,18 @@ class LogitAscent(torch.optim.Optimizer):
     """
 
     def __init__(self, logits: nn.Parameter) -> None:
-        super().__init__([logits], {})
+        super().__init__([logits], {"lr": 0.0})
         self._staged: tuple[Tensor | None, Tensor] | None = None
 
-    def stage(self, rows_M: Tensor | None, change_M: Tensor) -> None:
+    def stage(self, rows_M: Tensor | None, change_M: Tensor, *, rate: float = 0.0) -> None:
         """Says what the next `step` adds.
 
         Args:
             rows_M: int64 (M,), distinct rows to change, or None for the first M.
             change_M: float (M,), what is added to their logits.
+            rate: the learning rate in it, for callbacks that watch it.
         """
+        self.param_groups[0]["lr"] = rate
         self._staged = rows_M, change_M
 
     @torch.no_grad()
