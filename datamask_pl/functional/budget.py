@@ -64,6 +64,10 @@ class Budget(Protocol):
         """True if all masks have the same number of samples; False where samples have costs."""
 
     @property
+    def can_keep_any(self) -> bool:
+        """False if every sample is always dropped, as in a random part of a block."""
+
+    @property
     def max_drawn(self) -> int:
         """The most samples that a rollout can draw."""
 

@@ -79,6 +79,11 @@ class Constrained:
         return not self.has_costs
 
     @property
+    def can_keep_any(self) -> bool:
+        """See `Budget.can_keep_any`."""
+        return bool(self.rows_F.numel()) or any(self.totals.kept_costs)
+
+    @property
     def max_drawn(self) -> int:
         """See `Budget.max_drawn`."""
         return self.num_samples

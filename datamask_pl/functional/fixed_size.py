@@ -53,6 +53,11 @@ class FixedSize:
         return True
 
     @property
+    def can_keep_any(self) -> bool:
+        """See `Budget.can_keep_any`."""
+        return True
+
+    @property
     def max_drawn(self) -> int:
         """See `Budget.max_drawn`."""
         return self.num_selected

@@ -70,7 +70,7 @@ class MaskLearner(LightningModule):
             negative scores are shifted to start at 0, and none counts less than 1/1000 of the mean.
         patience: a block ends early once the mask has changed by less than `min_churn` for this many steps in a row.
             Default: never.
-        min_churn: share of the mask that counts as a change, for `patience`.
+        min_churn: share of the mask that counts as a change, for `patience`; with 0, any change does.
         polish: after the last step, swap samples near the threshold for as long as the objective rises.
 
     Raises:
@@ -318,6 +318,8 @@ class MaskLearner(LightningModule):
     def _calibrate(self, batch: PartialBatch, ground: GroundSet) -> Tensor:
         seed = derive_seed(self._source.seed, batch.block.index, CALIBRATION)
         drawn_from = ground if batch.rows_M is None or not self.method.calibrate else self._part_of(ground, batch)
+        # a part of dropped samples alone has no masks
+        drawn_from = drawn_from if drawn_from.budget.can_keep_any else ground
         return calibrate_terms(self.objective, drawn_from, self.method, seed=seed)
 
     def _part_of(self, ground: GroundSet, batch: PartialBatch) -> GroundSet:

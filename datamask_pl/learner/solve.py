@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.data.types import BlockResult
+from datamask_pl.errors import warn
 from datamask_pl.functional.constraint import Constrained
 from datamask_pl.functional.swaps.coverage import CandidateCoverage
 from datamask_pl.functional.swaps.polish import polish
@@ -27,6 +28,8 @@ NUM_CALIBRATION_MASKS = 64
 MAX_MASK_ELEMENTS = 2**24
 # A spread below this share of a term's size is rounding: the term is constant.
 RELATIVE_SPREAD = 1e-7
+# Above this share a term that is taken for constant may be none, which is warned of.
+WARNED_SPREAD = 1e-10
 
 
 def draw_uniform_masks(num_masks: int, ground: GroundSet, *, seed: int) -> Tensor:
@@ -57,8 +60,17 @@ def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Ten
     values = torch.cat(list(parts), dim=1)
     give_back_memory()
     objective.check_finite(values, when="in calibration, before the first step")
-    spread = values.std(dim=1, correction=1)
-    return torch.where(spread > RELATIVE_SPREAD * values.abs().amax(1), spread, 0.0)
+    spread, size = values.std(dim=1, correction=1), values.abs().amax(1)
+    is_varying = spread > RELATIVE_SPREAD * size
+    for term, is_term_varying, is_above_noise in zip(
+        objective.terms, is_varying.tolist(), (spread > WARNED_SPREAD * size).tolist(), strict=True
+    ):
+        if term.weight > 0 and is_above_noise and not is_term_varying:
+            warn(
+                f"model.calibrate: {term.name} is left out, since its spread over random masks is less than "
+                f"{RELATIVE_SPREAD:g} of its size; scale it (data.quality_scaling), or set model.calibrate: false."
+            )
+    return torch.where(is_varying, spread, 0.0)
 
 
 def calibrate_terms(objective: JointObjective, ground: GroundSet, method: Method, *, seed: int) -> Tensor:

@@ -103,7 +103,7 @@ class BlockState:
         Args:
             logits_N: float (N,).
             patience: looks in a row without a change after which the block is settled; None for never.
-            min_churn: share of the mask that counts as a change.
+            min_churn: share of the mask that counts as a change; with 0 any change does.
 
         Returns:
             The share of the mask that is new since the last look.
@@ -111,7 +111,7 @@ class BlockState:
         mask_N = self.ground.budget.fill(logits_N)
         churn = float((mask_N & ~self.mask_N).sum()) / self.ground.num_selected
         self.mask_N = mask_N
-        self.num_unchanged = self.num_unchanged + 1 if churn < min_churn else 0
+        self.num_unchanged = self.num_unchanged + 1 if churn < min_churn or churn == 0 else 0
         self.has_converged = patience is not None and self.num_unchanged >= patience
         return churn
 

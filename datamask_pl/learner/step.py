@@ -76,6 +76,8 @@ def take_step(
         ObjectiveError: If a term is not finite; on all ranks.
     """
     check_logits(logits_M, step_name)
+    if not ground.budget.can_keep_any:
+        return Update(torch.zeros_like(logits_M, dtype=torch.float64), {})
     if method.estimator == "multilinear":
         return multilinear_update(logits_M, objective=objective, ground=ground, scales=scales, step_name=step_name)
     return rollout_update(

@@ -78,7 +78,10 @@ def format_table(rows: Sequence[Sequence[str]], *, name_width: int = 12, cell_wi
 
 
 def describe_budgets(blocks: Iterable[BlockEntry], *, max_groups: int = 20) -> list[str]:
-    """Table of the samples and costs kept per group over all blocks, largest groups first; empty without limits."""
+    """Table of the samples and costs kept per group over all blocks, largest groups first; empty without limits.
+
+    Its last row is the sum of all groups, if there are several. A group whose name is empty is shown as quotes.
+    """
     groups: dict[str, list[float]] = {}
     for group in (group for block in blocks for group in block.budgets or ()):
         # groups without a limit of their own have no budget
@@ -87,9 +90,11 @@ def describe_budgets(blocks: Iterable[BlockEntry], *, max_groups: int = 20) -> l
     if not groups:
         return []
     largest = sorted(groups, key=lambda name: -groups[name][-1])[:max_groups]
+    shown = [(name or ("''" if len(groups) > 1 else "all"), groups[name]) for name in largest]
+    if len(groups) > 1:
+        shown.append(("all", [sum(numbers) for numbers in zip(*groups.values(), strict=True)]))
     rows = [["group", "kept", "of", "cost kept", "budget", "of"]]
-    for name in largest:
-        counts, costs = groups[name][:2], groups[name][2:]
-        rows.append([name or "all", *(f"{count:,.0f}" for count in counts), *(f"{cost:,.6g}" for cost in costs)])
+    for label, numbers in shown:
+        rows.append([label, *(f"{count:,.0f}" for count in numbers[:2]), *(f"{cost:,.6g}" for cost in numbers[2:])])
     more = [f"and {len(groups) - max_groups} more groups, in {MANIFEST_NAME}"] if len(groups) > max_groups else []
     return ["", *format_table(rows), *more]

@@ -246,3 +246,23 @@ def test_integers_name_groups_of_integers(workplace):
     options = ("--group_column", "group", "--group_budget", "{7: 0.5}")
     main(["export", "--mask", str(run_folder() / "mask"), "--output", "other", *options])
     assert selected(parts("other")[0], "group").to_pylist() == ["0"] + ["7"] * 5
+
+
+def test_shares_of_the_mask_that_are_passed_as_quotas_are_warned_of(shards, capsys):
+    mixture = "{code: 0.6, web: 0.2, wiki: 0.2}"
+    with pytest.warns(DatamaskWarning, match=r"keeps .* where model\.select_ratio \(0\.2\) would keep 20 %"):
+        fit_limited(shards, *GROUP, "--model.group_budget", mixture, "--model.num_steps", "2")
+    kept = sum(int(np.sum(table["selected"])) for table in parts(run_folder()))
+    assert re.search(rf"^all +{kept} +120 ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_patience_ends_a_block_whose_mask_does_not_change_at_all(shards):
+    fit_limited(shards, "--model.patience", "2", "--model.min_churn", "0", "--model.num_steps", "500")
+    assert all(block["num_steps"] < 500 for block in manifest(run_folder())["blocks"].values())
+
+
+def test_parts_of_dropped_samples_alone_do_not_end_a_run(shards, workplace):
+    (workplace / "drop.txt").write_text("\n".join(map(str, range(45))))
+    options = ("--data.drop_ids", "drop.txt", "--data.partial", "0.05", "--model.num_steps", "5")
+    fit_limited(shards, *options, estimator="leave_one_out")
+    assert [int(np.sum(table["selected"])) for table in parts(run_folder())] == [12, 12]
