@@ -6,6 +6,8 @@ Shape suffixes: N samples of a block, D features.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ from datamask_pl.data.plan import BlockPlan, Segment
 from datamask_pl.data.rows import BadRows, Chunk, check_rows, list_lengths
 from datamask_pl.data.scaling import QualityScaling, scale_quality
 from datamask_pl.data.schema import Dataset
+from datamask_pl.data.shards import plain
 from datamask_pl.data.types import Block
 from datamask_pl.errors import BadRowError, ConfigError, DataFileError, SchemaError
 from datamask_pl.functional.threads import give_back_memory
@@ -149,6 +152,8 @@ class BlockReader:
                     first_row=first_row,
                     drops=self.on_bad_row == "drop",
                 )
+                if self.dataset.has_mixed_ids:
+                    chunk = replace(chunk, ids=plain(chunk.ids))
                 yield file_index, chunk, bad
             del segments[:num_segments]
 
@@ -213,7 +218,11 @@ def _check_unchanged(file: Shard, footer: pq.FileMetaData) -> None:
 
 
 def _concat_ids(chunks: list[pa.Array]) -> pa.Array:
-    """One array in the exact type of the column."""
+    """One array in the exact type of the column; plain where the indices of a dictionary are too small for it."""
+    if pa.types.is_dictionary(chunks[0].type):
+        with suppress(pa.ArrowInvalid):
+            return pa.concat_arrays(chunks)
+        chunks = [plain(chunk) for chunk in chunks]
     try:
         return pa.concat_arrays(chunks)
     except pa.ArrowInvalid as error:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from datamask_pl.data.shards import plain_type
 from datamask_pl.errors import ConfigError, SchemaError
 from datamask_pl.io.dataset import expand
 from datamask_pl.io.parquet import Shard, find_column, read_shards, with_rows
@@ -83,14 +84,16 @@ class Dataset:
     Attributes:
         files: sorted by name; files without rows included.
         columns: what is read.
-        id_type: type of the id column in every file that has rows.
-        feature_type: type of the feature column in every file that has rows.
+        id_type: type of the id column in every file that has rows; the plain one where files store ids in several ways.
+        feature_type: type of the feature column; of fixed length if that of a file is.
+        has_mixed_ids: True if files store ids in several ways, which are then read as `id_type`.
     """
 
     files: tuple[Shard, ...]
     columns: Columns
     id_type: pa.DataType
     feature_type: FeatureType
+    has_mixed_ids: bool = False
 
 
 def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
@@ -110,14 +113,21 @@ def read_dataset(path: str | Sequence[str], columns: Columns) -> Dataset:
     """
     files = read_shards(expand(path))
     footers = [_Footer(file.name, _column_types(file, columns)) for file in with_rows(files, "data.path")]
+    sized = footers[0]
     for footer in footers:
         _check_types(footer, columns)
-        _check_agreement(footers[0], footer, columns)
+        _check_agreement(sized, footer, columns)
+        # the first whose type fixes the length of a vector, where one does
+        if _feature_type(sized, columns.feature_column).list_size is None:
+            sized = footer
+    id_types = {footer.types[columns.id_column] for footer in footers}
+    id_type = footers[0].types[columns.id_column]
     return Dataset(
         files=tuple(files),
         columns=columns,
-        id_type=footers[0].types[columns.id_column],
-        feature_type=_feature_type(footers[0], columns.feature_column),
+        id_type=id_type if len(id_types) == 1 else plain_type(id_type),
+        feature_type=_feature_type(sized, columns.feature_column),
+        has_mixed_ids=len(id_types) > 1,
     )
 
 
@@ -208,6 +218,11 @@ def _check_agreement(first: _Footer, footer: _Footer, columns: Columns) -> None:
         if name == columns.feature_column:
             # The kind of list and the name of its field depend on the writer alone.
             expected, actual = _feature_type(first, name), _feature_type(footer, name)
+            if None in (expected.list_size, actual.list_size):
+                # every row of a list that fixes no length is checked when it is read
+                expected, actual = expected.value_type, actual.value_type
+        elif name == columns.id_column and name not in columns.quality_columns:
+            expected = actual if plain_type(expected) == plain_type(actual) else expected
         elif name == columns.group_column and name not in (columns.id_column, *columns.quality_columns):
             expected, actual = group_type(expected), group_type(actual)
         if actual != expected:

@@ -266,3 +266,21 @@ def test_parts_of_dropped_samples_alone_do_not_end_a_run(shards, workplace):
     options = ("--data.drop_ids", "drop.txt", "--data.partial", "0.05", "--model.num_steps", "5")
     fit_limited(shards, *options, estimator="leave_one_out")
     assert [int(np.sum(table["selected"])) for table in parts(run_folder())] == [12, 12]
+
+
+def test_files_that_store_ids_and_features_in_several_ways_make_one_mask(workplace):
+    texts = [f"document-{row}" for row in range(40)]
+    for part, id_type in enumerate((pa.dictionary(pa.int8(), pa.string()), pa.large_string())):
+        ids = pa.array(texts[20 * part : 20 * part + 20]).cast(id_type)
+        feature_type = pa.list_(pa.float32(), 4) if part else pa.list_(pa.float32())
+        table = make_table(20, first_id=20 * part, chunk_id=ids, feature_type=feature_type)
+        write(workplace / f"data/shard-{part}.parquet", table)
+    (workplace / "drop.txt").write_text("document-3\n")
+    fit("--data.path", "data", "--data.drop_ids", "drop.txt", "--model.num_steps", "2")
+    (table,) = parts(run_folder())
+    assert table["id"].to_pylist() == texts
+    main(["apply", "--mask", str(run_folder() / "mask"), "--source", "data", "--output", "filtered", "--join", "id"])
+    kept = selected(table, "id").to_pylist()
+    assert sorted(
+        x for p in sorted((workplace / "filtered").glob("*.parquet")) for x in pq.read_table(p)["chunk_id"].to_pylist()
+    ) == sorted(kept)

@@ -377,3 +377,47 @@ def test_memory_is_a_block_and_a_constant_not_the_row_group_nor_the_file(tmp_pat
     grown_kib, arrow_kib = map(int, done.stdout.split())
     assert arrow_kib < 32 * 1024, "arrow holds more than a few chunks"
     assert grown_kib < (10 + 25) * 1024, "more than a block and a constant is held"
+
+
+TEXTS = [f"document-{row}" for row in range(300)]
+
+
+def read_whole(folder):
+    dataset = read_dataset(str(folder), Columns(**COLUMNS))
+    reader = BlockReader(dataset, quality_scaling="none", on_bad_row="error")
+    (plan,) = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=1000, seed=0)
+    return reader.read(plan, 0)[0]
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        (pa.string(), pa.large_string()),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.large_string(), pa.dictionary(pa.int16(), pa.string())),
+    ],
+)
+def test_ids_that_files_store_in_several_ways_are_one_column(tmp_path, types):
+    for part, id_type in enumerate(types):
+        ids = pa.array(TEXTS[10 * part : 10 * part + 10]).cast(id_type)
+        write(tmp_path / f"shard-{part}.parquet", make_table(10, chunk_id=ids))
+    assert read_whole(tmp_path).ids.to_pylist() == TEXTS[:20]
+
+
+def test_a_block_may_have_more_ids_than_the_indices_of_a_dictionary_hold(tmp_path):
+    for part in range(3):
+        ids = (
+            pa.array(TEXTS[100 * part : 100 * part + 100])
+            .dictionary_encode()
+            .cast(pa.dictionary(pa.int8(), pa.string()))
+        )
+        write(tmp_path / f"shard-{part}.parquet", make_table(100, chunk_id=ids))
+    assert read_whole(tmp_path).ids.to_pylist() == TEXTS
+
+
+@pytest.mark.parametrize("is_fixed_first", [True, False])
+def test_lists_of_fixed_and_of_any_length_are_mixed_across_files(tmp_path, is_fixed_first):
+    types = [pa.list_(pa.float32(), 4), pa.list_(pa.float32())]
+    for part, feature_type in enumerate(types if is_fixed_first else types[::-1]):
+        write(tmp_path / f"shard-{part}.parquet", make_table(5, first_id=5 * part, feature_type=feature_type))
+    assert read_whole(tmp_path).features_ND.shape == (10, 4)
