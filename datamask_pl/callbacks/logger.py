@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -15,6 +16,9 @@ from torch.utils.tensorboard import SummaryWriter
 from datamask_pl.compat import next_version
 from datamask_pl.distributed.world import world
 from datamask_pl.errors import warn
+
+# Seconds that closing the file may take: a write that was interrupted leaves its thread waiting for minutes.
+CLOSE_S = 10.0
 
 
 class RunLogger(TensorBoardLogger):
@@ -83,9 +87,25 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Closes the file."""
+        """Closes the file, for which the thread that writes is waited for, but not for long."""
+        close = super().finalize
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                close(status)
+            except Exception as error:
+                failures.append(error)
+
+        closing = Thread(target=run, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            self._has_failed = True
+            warn(f"the last events were not written to {self.log_dir} within {CLOSE_S:g} s; the mask is not affected.")
         with self._warning_once():
-            super().finalize(status)
+            for error in failures:
+                raise error
 
     @contextmanager
     def _warning_once(self) -> Iterator[None]:

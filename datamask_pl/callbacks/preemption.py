@@ -1,4 +1,4 @@
-"""Preemption: a run that is told to end saves between two steps, or two blocks, and ends."""
+"""Preemption: a run that is told to end, by a signal or Ctrl-C, saves between two steps, or two blocks, and ends."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from lightning.pytorch.callbacks import Checkpoint
 from datamask_pl.data.types import source_of
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.distributed.world import world
-from datamask_pl.errors import ConfigError, warn
+from datamask_pl.errors import ConfigError, launched_rank, warn
 
 # Seconds between looks whether another group of ranks was told to end: one question to the store they share.
 LOOK_EVERY_S = 1.0
+# Exit code after Ctrl-C.
+INTERRUPTED = 130
 _PREEMPTED, _REQUEUE = "datamask-preempted", "datamask-requeue"
 
 
 class Preemption(Checkpoint):
-    """Stops after the current step or rounding when SIGTERM or the configured signal arrives at any rank.
+    """Stops after the current step or rounding when SIGTERM, Ctrl-C or the configured signal arrives at any rank.
 
     The handler sets a flag and nothing else: saving from within it, as Lightning does, meets the other ranks in the
     middle of a collective, and hangs. At the end of each step, and of each block but the last, the ranks agree whether
     any of them has been told to end. The other groups of ranks follow within about a second. A signal that comes while
-    rows are checked, or a block is read and its neighbours are found, is heeded after the next step.
+    rows are checked, or a block is read and its neighbours are found, is heeded after the next step. A second Ctrl-C
+    ends the process at once.
 
     A Checkpoint, so that Lightning calls it at a block's end after the block was rounded, not before.
 
@@ -45,12 +48,17 @@ class Preemption(Checkpoint):
 
     def __init__(self, *, signal: str = "SIGUSR1", requeue: bool = False) -> None:
         self.requeue_signal = _signal_of(signal)
-        self.signals = {_signal_of("SIGTERM"), self.requeue_signal}
+        self.signals = {_signal_of("SIGTERM"), _signal_of("SIGINT"), self.requeue_signal}
         self.requeue = requeue
         self.is_preempted = False
         self._received: set[int] = set()
         self._handlers_before: dict[int, Any] = {}
         self._looked_s = -math.inf
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was Ctrl-C that ended the run."""
+        return self.is_preempted and signal.SIGINT in self._received
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Takes the signals over before Lightning does, which at the end puts back the handlers that it found."""
@@ -83,8 +91,13 @@ class Preemption(Checkpoint):
             requeue_slurm_job()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Puts back the handlers that were there; after a preemption, signals do nothing while the process ends."""
+        """Puts back the handlers that were there; after a preemption, signals do nothing while the process ends.
+
+        Ctrl-C has its old meaning again.
+        """
         self._handle(signal.SIG_IGN if self.is_preempted else None)
+        if signal.SIGINT in self._handlers_before and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._handlers_before[signal.SIGINT])
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Puts back the handlers that were there before."""
@@ -116,6 +129,12 @@ class Preemption(Checkpoint):
                 signal.signal(number, before if handler is None else handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if number in self._received:
+                os._exit(INTERRUPTED)  # an exception would wait for threads and other ranks
+            if launched_rank() == 0:
+                # not print: the signal may come in the midst of another one
+                os.write(2, b"\nCtrl-C: the current step is finished and saved; press it again to end at once\n")
         self._received.add(number)
 
 

@@ -36,7 +36,15 @@ from datamask_pl.distributed.launch import (
 )
 from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import World, set_world, world
-from datamask_pl.errors import CheckpointError, ConfigError, DatamaskError, PreemptedError, RankFailedError, program
+from datamask_pl.errors import (
+    CheckpointError,
+    ConfigError,
+    DatamaskError,
+    PreemptedError,
+    RankFailedError,
+    launched_rank,
+    program,
+)
 from datamask_pl.io.atomic import atomic_path, check_replaceable, has_mark
 from datamask_pl.io.checkpoints import parse_name, read_checkpoint
 from datamask_pl.io.paths import AnyPath, redact
@@ -222,7 +230,10 @@ class FitCLI(LightningCLI):
             set_world(World())
         self._end_children(patience_s=self._launch.timeout_s)
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, Preemption) and callback.is_preempted for callback in callbacks):
+        preemptions = [callback for callback in callbacks if isinstance(callback, Preemption)]
+        if any(callback.is_interrupted for callback in preemptions) and launched_rank() == 0:
+            raise KeyboardInterrupt
+        if any(callback.is_preempted for callback in preemptions):
             raise PreemptedError(
                 "a signal ended the run, and the current block is saved. Rerun the same command, with --run_name or "
                 "--ckpt_path last, to continue."

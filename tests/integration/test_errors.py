@@ -431,7 +431,8 @@ class TestProcess:
             process.kill()
         assert process.returncode == 130
         resume = "the same command continues, where --run_name or --ckpt_path last names the run"
-        assert err == f"interrupted; {resume}\n"
+        words = "Ctrl-C: the current step is finished and saved; press it again to end at once"
+        assert err == f"\n{words}\ninterrupted; {resume}\n"
         assert out.endswith("\n")  # of the bar: what follows on a terminal begins a line
         for checkpoint in folder.iterdir():
             assert torch.load(checkpoint, weights_only=True)["datamask_pl"]["version"] == 1

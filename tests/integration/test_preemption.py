@@ -31,7 +31,9 @@ def requeued(workplace, monkeypatch):
 @pytest.fixture(autouse=True)
 def handlers():
     """Puts back what a run in this process leaves behind."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -136,6 +138,29 @@ def test_a_signal_while_it_waits_for_other_groups_does_nothing():
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGTERM)
     assert not preemption.is_preempted
+
+
+def test_ctrl_c_ends_the_run_after_its_step_and_what_was_reached_is_saved(args, capfd):
+    with pytest.raises(SystemExit) as ended:
+        fit(*args, "--run_name", "told", *told("SIGINT"))
+    assert ended.value.code == 130
+    err = capfd.readouterr().err
+    assert "Ctrl-C: the current step is finished and saved; press it again to end at once" in err
+    assert "interrupted; the same command continues" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    fit(*args, "--run_name", "undisturbed")
+    fit(*args, "--run_name", "told")
+    assert_same_mask("runs/datamask/told", "runs/datamask/undisturbed", num_parts=3)
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch):
+    codes = []
+    monkeypatch.setattr("datamask_pl.callbacks.preemption.os._exit", codes.append)
+    preemption = Preemption()
+    preemption._note(signal.SIGINT, None)
+    assert codes == []
+    preemption._note(signal.SIGINT, None)
+    assert codes == [130]
 
 
 def test_a_signal_must_have_a_name():

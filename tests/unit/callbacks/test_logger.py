@@ -1,6 +1,11 @@
+from threading import Event
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from datamask_pl.callbacks import logger as module
 from datamask_pl.callbacks.logger import RunLogger
 
 
@@ -21,6 +26,17 @@ def test_what_is_logged_is_in_the_events(tmp_path):
     events = EventAccumulator(str(tmp_path / "mine/v")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("objective/f")] == [(3, 1.5)]
     assert [path.name.split(".")[0] for path in (tmp_path / "mine/v").iterdir()] == ["events"]
+
+
+def test_a_writer_that_does_not_end_is_not_waited_for(tmp_path, monkeypatch):
+    """Ctrl-C in the midst of a write left the writer's thread asleep for two minutes."""
+    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    never = Event()
+    monkeypatch.setattr(TensorBoardLogger, "finalize", lambda *_: never.wait(60))
+    logger = RunLogger(save_dir=str(tmp_path), name="mine", version="v")
+    with pytest.warns(UserWarning, match="the last events were not written"):
+        logger.finalize("failed")
+    never.set()
 
 
 def test_a_step_is_one_event_also_after_the_logger_was_closed(tmp_path):
