@@ -21,8 +21,6 @@ from datamask_pl.errors import ConfigError, launched_rank, warn
 
 # Seconds between looks whether another group of ranks was told to end: one question to the store they share.
 LOOK_EVERY_S = 1.0
-# Exit code after Ctrl-C.
-INTERRUPTED = 130
 _PREEMPTED, _REQUEUE = "datamask-preempted", "datamask-requeue"
 
 
@@ -130,8 +128,10 @@ class Preemption(Checkpoint):
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT:
+            # the next one ends the process: an exception would wait for threads and other ranks
+            signal.signal(number, signal.SIG_DFL)
             if number in self._received:
-                os._exit(INTERRUPTED)  # an exception would wait for threads and other ranks
+                signal.raise_signal(number)
             if launched_rank() == 0:
                 # not print: the signal may come in the midst of another one
                 os.write(2, b"\nCtrl-C: the current step is finished and saved; press it again to end at once\n")
