@@ -149,9 +149,7 @@ def test_private_names_of_others_are_used_in_one_module(name):
             is_of_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
             assert is_of_self or node.attr in own, f"{name} uses {ast.unparse(node)}"
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] != "datamask_pl":
-            assert not [alias for alias in node.names if re.match(r"_[^_]", alias.name)], (
-                f"{name} imports a private name"
-            )
+            assert not [alias for alias in node.names if re.match(r"_[^_]", alias.name)], f"{name}: {node.module}"
 
 
 @pytest.mark.parametrize("name", SOURCES)
