@@ -8,6 +8,7 @@ import warnings
 from argparse import ArgumentError  # the class that jsonargparse raises
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn, TextIO
 
 from datamask_pl import __version__, cli_messages, cli_options
@@ -79,6 +80,9 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     if args is None:
         _show_warnings()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show ends no command
+                stream.reconfigure(errors="backslashreplace")
     try:
         _run(command, arguments, is_from_shell=args is None)
     except KeyboardInterrupt:

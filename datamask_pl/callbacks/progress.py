@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from datamask_pl.callbacks.checkpoint import run_folder
 from datamask_pl.callbacks.mask_export import MaskExport
@@ -63,6 +65,19 @@ class MaskProgressBar(TQDMProgressBar):
         super().setup(trainer, pl_module, stage)
         if world().group > 0:
             self.disable()
+
+    def init_train_tqdm(self) -> Tqdm:
+        """A bar on stderr: whoever reads stdout may end before the run does."""
+        return Tqdm(
+            desc=self.train_description,
+            position=2 * self.process_position,
+            disable=self.is_disabled,
+            leave=True,
+            dynamic_ncols=True,
+            file=sys.stderr,
+            smoothing=0,
+            bar_format=self.BAR_FORMAT,
+        )
 
     def on_train_batch_end(
         self,
