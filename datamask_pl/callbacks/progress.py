@@ -102,12 +102,12 @@ class MaskProgressBar(TQDMProgressBar):
             self.train_progress_bar.set_description(f"block {source.next_block + 1} of {source.num_blocks}")
 
     def on_exception(self, *_: Any) -> None:  # noqa: ANN401
-        """Ends the line of the bar, so that what is said of the error begins one."""
+        """Ends the line of the bar, so that the error's message begins a new one."""
         close_bar(self)
 
 
 class RunSummary(Callback):
-    """Prints, at the end, what the mask is worth beside a random one and the one of highest quality."""
+    """Prints, at the end, the values of the mask, of a random one and of the one of highest quality."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says what is about to be done, and on what."""

@@ -1,8 +1,8 @@
 """A small real text corpus, made from the documentation that comes with the installed Python.
 
-It needs no network and no licence question is asked of the user: the texts are the docstrings of the standard
-library, read from its source files, which are parsed and never imported. Many resemble each other (the methods of a
-base class and of its children), which is what a mask has to notice.
+It needs neither a network nor a licence: the texts are the docstrings of the standard library, read from its source
+files, which are parsed and never imported. Many resemble each other, such as the methods of a base class and of its
+children: a mask should keep few of these.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LENGTH_SCALE = 30.0
 
 
 class Sample(NamedTuple):
-    """One docstring: where it stands, as `module.qualname`, and its text without indentation."""
+    """One docstring: its place, as `module.qualname`, and its text without indentation."""
 
     chunk_id: str
     text: str
@@ -160,7 +160,7 @@ def distinct_samples(samples: Iterator[Sample], min_characters: int) -> list[Sam
 
 
 def quality_score(text: str) -> float:
-    """Scores how much a text reads like documentation that someone took trouble over.
+    """Scores how much a text reads like careful documentation.
 
     score = (length + letters + variety + sentences) / 4, where with words being runs of letters
 
@@ -170,8 +170,8 @@ def quality_score(text: str) -> float:
         sentences  paragraphs that begin with a capital and end with one of . ! ? : or that are an
                    example (>>>), divided by paragraphs
 
-    The other three do not grow with length, and a longer text has a harder time to keep them high. It is a heuristic
-    to try the tool with; a real corpus deserves a real classifier.
+    The other three do not grow with length; longer texts tend to score lower in them. The score is a heuristic for
+    trying the tool; use a trained classifier for a real corpus.
 
     Args:
         text: any text.
