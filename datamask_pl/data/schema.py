@@ -174,7 +174,8 @@ def check_group_type(file_name: str, column: str, data_type: pa.DataType) -> Non
     """Raises a SchemaError if groups cannot be of this type."""
     plain = group_type(data_type)
     is_string = pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)
-    if not (is_string or pa.types.is_integer(plain)):
+    # a column of nulls alone, as writers infer it: its rows are bad, not its type
+    if not (is_string or pa.types.is_integer(plain) or pa.types.is_null(plain)):
         raise SchemaError(
             f"{file_name}: group column {column!r} must be a string or integer column, or a dictionary of either, "
             f"it is {data_type}."
@@ -225,6 +226,8 @@ def _check_agreement(first: _Footer, footer: _Footer, columns: Columns) -> None:
             expected = actual if plain_type(expected) == plain_type(actual) else expected
         elif name == columns.group_column and name not in (columns.id_column, *columns.quality_columns):
             expected, actual = group_type(expected), group_type(actual)
+            if pa.types.is_null(expected) or pa.types.is_null(actual):
+                continue
         if actual != expected:
             raise SchemaError(
                 f"column {name!r} is {expected} in {first.name} and {actual} in {footer.name}; "

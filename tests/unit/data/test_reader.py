@@ -421,3 +421,17 @@ def test_lists_of_fixed_and_of_any_length_are_mixed_across_files(tmp_path, is_fi
     for part, feature_type in enumerate(types if is_fixed_first else types[::-1]):
         write(tmp_path / f"shard-{part}.parquet", make_table(5, first_id=5 * part, feature_type=feature_type))
     assert read_whole(tmp_path).features_ND.shape == (10, 4)
+
+
+@pytest.mark.parametrize("is_null_first", [True, False])
+def test_rows_of_a_file_whose_groups_are_all_null_are_bad_rows(tmp_path, is_null_first):
+    groups = [pa.nulls(5), pa.array(["web"] * 5)]
+    for part, group in enumerate(groups if is_null_first else groups[::-1]):
+        write(tmp_path / f"shard-{part}.parquet", make_table(5, first_id=5 * part, source=group))
+    dataset = read_dataset(str(tmp_path), Columns(**COLUMNS, group_column="source"))
+    (plan,) = plan_blocks([file.row_group_rows for file in dataset.files], block_by="rows", block_size=100, seed=0)
+    block, bad_rows = BlockReader(dataset, quality_scaling="none", on_bad_row="drop").read(plan, 0)
+    assert (block.num_samples, bad_rows.num_rows) == (5, 5)
+    assert bad_rows.listed[0].reason == "group column 'source' must not be null"
+    with pytest.raises(BadRowError, match="group column 'source' must not be null"):
+        BlockReader(dataset, quality_scaling="none", on_bad_row="error").read(plan, 0)
