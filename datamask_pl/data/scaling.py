@@ -14,6 +14,9 @@ from datamask_pl.errors import DatamaskWarning
 
 QualityScaling = Literal["rank", "minmax", "zscore", "none"]
 
+# minmax with less room than this for all but the outermost hundredths is warned of: outliers take the range.
+CROWDED = 1e-3
+
 
 class ConstantQualityWarning(DatamaskWarning):
     """All samples of a block have the same quality, so that quality cannot tell them apart."""
@@ -74,7 +77,8 @@ def quality_warning(
         scaling: by which they were scaled.
 
     Returns:
-        A warning if all qualities are the same, or if scaling has merged most of the different ones: next to an outlier
+        A warning if all qualities are the same, if outliers take the range of minmax, or if scaling has merged
+        most of the different ones: next to an outlier
         of 1e9, float32 has no room for 0.1 and 0.2.
     """
     if len(quality_N) > 1 and is_constant(quality_N):
@@ -89,6 +93,14 @@ def quality_warning(
             f"which go from {quality_N.min():.6g} to {quality_N.max():.6g}; use rank, or remove the outliers. (Said "
             "once a run.)"
         )
+    if scaling == "minmax" and num_before > 1:
+        low, high = np.percentile(scaled_N, [1, 99])
+        if high - low < CROWDED:
+            return MergedQualityWarning(
+                f"data.quality_scaling: minmax leaves {high - low:.1e} of [0, 1] to 98 % of the samples of block "
+                f"{block}, whose qualities go from {quality_N.min():.6g} to {quality_N.max():.6g}; use rank, or remove "
+                "the outliers. (Said once a run.)"
+            )
     return None
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamask_pl.data.scaling import is_constant, scale_quality
+from datamask_pl.data.scaling import is_constant, quality_warning, scale_quality
 
 SCALINGS = ("rank", "minmax", "zscore", "none")
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -67,3 +67,12 @@ def test_none_leaves_quality_as_it_is():
 def test_an_unknown_scaling_is_refused_with_the_choices():
     with pytest.raises(ValueError, match=r"rank, minmax, zscore or none, got 'log'"):
         scale_quality(np.array([1, 2], dtype=np.float32), "log")
+
+
+def test_an_outlier_that_takes_the_range_of_minmax_is_warned_of():
+    quality_N = np.random.default_rng(0).random(1000).astype(np.float32)
+    assert quality_warning(quality_N, scale_quality(quality_N, "minmax"), block=0, scaling="minmax") is None
+    quality_N[3] = 1e9
+    warning = quality_warning(quality_N, scale_quality(quality_N, "minmax"), block=0, scaling="minmax")
+    assert "to 98 % of the samples of block 0" in str(warning)
+    assert quality_warning(quality_N, scale_quality(quality_N, "rank"), block=0, scaling="rank") is None
