@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.errors import BudgetError
+from datamask_pl.functional.bound import LinearMaximum
 from datamask_pl.functional.values import GroupBudget
 
 # Applies a function to every slice of the rows and stacks the results: (number of slices, ...).
@@ -118,6 +119,23 @@ class Budget(Protocol):
 
     def allows(self, mask_N: Tensor) -> bool:
         """True if the mask meets the budget."""
+
+    def linear_maximum(
+        self, slope_N: Tensor, *, sizes: tuple[int, int] | None = None, near: float = 0.0
+    ) -> LinearMaximum:
+        """The maximum of sum_i slope_i m_i over the masks that use the budget up, or over a relaxation of them.
+
+        Args:
+            slope_N: float64 (N,).
+            sizes: limits of the number of kept samples, where that is free; see `with_sizes`, as for `near`.
+            near: see above.
+        """
+
+    def size_range(self) -> tuple[int, int]:
+        """The smallest and the largest number of samples of a mask that uses the budget up."""
+
+    def nearest(self, target_N: Tensor) -> Tensor:
+        """The nearest probabilities that meet the budget: float64 (N,)."""
 
     def part(self, rows: Tensor) -> Budget:
         """The budget of a random part of the samples, int64 rows, by the same options."""

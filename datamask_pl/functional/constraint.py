@@ -16,9 +16,13 @@ samples of a group, K of them drawn.
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.bound import LinearMaximum, largest_by_group, nearest_by_group, with_sizes
 from datamask_pl.functional.budget import (
     BudgetSpec,
     OverSlices,
@@ -189,6 +193,50 @@ class Constrained:
         forced_N, room_G = self.holdings.forced_N, self.room_left(mask_N)
         is_forced_met = bool(mask_N[forced_N == KEEP].all()) and not bool(mask_N[forced_N == DROP].any())
         return is_forced_met and bool((room_G >= 0).all() if self.has_costs else (room_G == 0).all())
+
+    def linear_maximum(
+        self, slope_N: Tensor, *, sizes: tuple[int, int] | None = None, near: float = 0.0
+    ) -> LinearMaximum:
+        """See `Budget.linear_maximum`; a sample may be kept in part. Over masks to which no sample can be added."""
+        if sizes is not None and self.has_costs:
+            return with_sizes(self.linear_maximum, slope_N, sizes=sizes, near=near)
+        slope_F = slope_N[self.rows_F]
+        point_F, price_G = largest_by_group(slope_F, self.cost_F, self.room_G, self.length_G, least_G=self._least_G)
+        point_N = self.kept().double()
+        value = (slope_N * point_N).sum() + (slope_F * point_F).sum()
+        point_N[self.rows_F] = point_F
+        return LinearMaximum(value, point_N, price_G)
+
+    @functools.cached_property
+    def _least_G(self) -> Tensor:
+        """The least that a mask spends to which no sample can be added: float64 (G,).
+
+        If the J cheapest samples of a group fit, and not J + 1, every mask drops one of these J + 1, and has less room
+        left than that costs.
+        """
+        if not self.has_costs:
+            return self.room_G
+        least_G = torch.minimum(self.room_G, self._free_cost_G)
+        for group, cost_J in enumerate(torch.split(self.cost_F, self.lengths)):
+            cheapest_J = cost_J.sort().values
+            num_fitting = int((cheapest_J.cumsum(0) <= self.room_G[group]).sum())
+            if num_fitting < len(cheapest_J):
+                least_G[group] = (self.room_G[group] - cheapest_J[num_fitting]).clamp(min=0.0)
+        return least_G
+
+    def size_range(self) -> tuple[int, int]:
+        """See `Budget.size_range`."""
+        if not self.has_costs:
+            return self.typical_size, self.typical_size
+        ones_N = torch.ones(self.num_samples, dtype=torch.float64, device=self.cost_F.device)
+        most, fewest = (float(self.linear_maximum(sign * ones_N).point_N.sum()) for sign in (1.0, -1.0))
+        return max(math.ceil(fewest - 1e-6), 1), max(math.floor(most + 1e-6), 1)
+
+    def nearest(self, target_N: Tensor) -> Tensor:
+        """See `Budget.nearest`."""
+        point_N = self.kept().double()
+        point_N[self.rows_F] = nearest_by_group(target_N[self.rows_F], self.cost_F, self.room_G, self.length_G)
+        return point_N
 
     def sums(self, values_F: Tensor) -> Tensor:
         """Sum over each group, the same bits each time: (G,)."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from datamask_pl.functional import multilinear
+from datamask_pl.functional.bound import LinearMaximum, largest_sum, nearest_by_group
 from datamask_pl.functional.budget import OverSlices, in_one_slice, num_to_keep
 from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.kernels import top_k_mask
@@ -112,6 +113,21 @@ class FixedSize:
     def allows(self, mask_N: Tensor) -> bool:
         """See `Budget.allows`."""
         return int(mask_N.sum()) == self.num_selected
+
+    def linear_maximum(
+        self, slope_N: Tensor, *, sizes: tuple[int, int] | None = None, near: float = 0.0
+    ) -> LinearMaximum:
+        """See `Budget.linear_maximum`."""
+        return largest_sum(slope_N, self.num_selected)
+
+    def size_range(self) -> tuple[int, int]:
+        """See `Budget.size_range`."""
+        return self.num_selected, self.num_selected
+
+    def nearest(self, target_N: Tensor) -> Tensor:
+        """See `Budget.nearest`."""
+        room_G, length_G = target_N.new_tensor([self.num_selected]), torch.tensor([self.num_samples])
+        return nearest_by_group(target_N, torch.ones_like(target_N), room_G, length_G.to(target_N.device))
 
     def part(self, rows: Tensor) -> FixedSize:
         """See `Budget.part`."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.bound import Plane
 from datamask_pl.functional.terms import disf, pairwise
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
+from datamask_pl.objectives.bound_support import SupportsTangents
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.swap_support import SupportsInteractions
 
@@ -28,7 +30,7 @@ class _WithSizeSlope(Expectation):
     size_slope: Tensor
 
 
-class DiSF(ClosedFormObjective, SupportsInteractions):
+class DiSF(ClosedFormObjective, SupportsInteractions, SupportsTangents):
     """Minus the squared Frobenius norm of the set's covariance: no direction of the features may dominate.
 
     Args:
@@ -66,6 +68,18 @@ class DiSF(ClosedFormObjective, SupportsInteractions):
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `SupportsInteractions.interactions`."""
         return disf.disf_interactions(ground.centered(rows), ground.centered(others), num_selected=ground.num_selected)
+
+    @property
+    def has_tangents(self) -> bool:
+        """See `SupportsTangents.has_tangents`."""
+        return not self.standardize
+
+    def tangent(self, p_N: Tensor, ground: GroundSet, *, sizes: tuple[int, int]) -> Plane:
+        """See `SupportsTangents.tangent`: -|M(m)|^2 is concave."""
+        moment_DD = self._moment(p_N, ground)
+        forms_N = self._by_pieces(lambda rows: disf.quadratic_forms(ground.centered(rows), moment_DD), ground)
+        factor = 1.0 / sizes[1] ** 2
+        return Plane(moment_DD.square().sum() * factor, -2.0 * factor * forms_N)
 
     def _closed_form_plain(self, p_N: Tensor, ground: GroundSet) -> Expectation:
         k = ground.num_selected

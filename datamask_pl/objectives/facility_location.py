@@ -13,6 +13,7 @@ from torch import Tensor
 
 from datamask_pl.distributed.collectives import RankGroup
 from datamask_pl.errors import ConfigError, check_choice
+from datamask_pl.functional.bound import ServiceDual
 from datamask_pl.functional.device import rows_at_once
 from datamask_pl.functional.exact_sum import grid_scale, round_to_grid
 from datamask_pl.functional.kernels import pack_bits
@@ -21,6 +22,7 @@ from datamask_pl.functional.neighbors.pairs import SimilarPairs
 from datamask_pl.functional.terms import facility_location
 from datamask_pl.functional.threads import one_thread_each
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
+from datamask_pl.objectives.bound_support import SupportsService
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.neighbor_table import NeighborSearch, NeighborTable, build_table, is_approximate
 from datamask_pl.objectives.swap_support import SupportsCoverage
@@ -29,11 +31,14 @@ from datamask_pl.objectives.swap_support import SupportsCoverage
 MIN_NEIGHBORS, MAX_NEIGHBORS = 60, 512
 # Samples whose nearest kept one is searched for by one thread at a time.
 OPEN_ROWS = 1024
+# Samples that are compared with all others, to estimate what approximate lists miss.
+MISSED_ROWS = 2000
+QUANTILE_99 = 2.3264
 # Samples by masks that are looked up at once.
 MAX_LOOKED_UP = 2**17
 
 
-class FacilityLocation(ClosedFormObjective, SupportsCoverage):
+class FacilityLocation(ClosedFormObjective, SupportsCoverage, SupportsService):
     """Mean over all samples of the block of the similarity to the most similar kept one.
 
     `expectation` walks the lists of the nearest neighbours; what lies behind their end is left out, and bounded in the
@@ -139,6 +144,48 @@ class FacilityLocation(ClosedFormObjective, SupportsCoverage):
         own = torch.cat(parts, dim=1) if parts else torch.zeros(3, 0, dtype=torch.float64, device=ground.device)
         sample_E, candidate_E, more_E = ground.shares.ranks.concatenate(own)
         return sample_E.long(), candidate_E.long(), more_E / ground.num_samples
+
+    def service(self, p_N: Tensor, ground: GroundSet) -> ServiceDual:
+        """See `SupportsService.service`."""
+        table = self._table(ground)
+        return ServiceDual(
+            table.similarity_TV,
+            table.neighbor_TV,
+            is_whole=len(table.neighbor_TV) == ground.num_samples,
+            p_N=p_N,
+            sum_over_ranks=ground.shares.ranks.sum_,
+        )
+
+    def missed_service(self, v_V: Tensor, ground: GroundSet, *, seed: int) -> float | None:
+        """See `SupportsService.missed_service`."""
+        if not is_approximate(self.neighbors, ground.num_samples):
+            return None
+        table, n = self._table(ground), ground.num_samples
+        generator = torch.Generator().manual_seed(seed)
+        looked_at = torch.randint(n, (min(n, MISSED_ROWS),), generator=generator).to(ground.device)
+        times_N = torch.bincount(looked_at, minlength=n)
+        place_Q = times_N[table.rows_V].nonzero().squeeze(1)
+        sums = torch.zeros(2, dtype=torch.float64, device=ground.device)
+        for place_P in torch.split(place_Q, OPEN_ROWS) if len(place_Q) else ():
+            more_P = self._above_lists(place_P, v_V, table, ground)
+            times_P = times_N[table.rows_V[place_P]]
+            sums += torch.stack([round_to_grid(more_P**power, bound=2.0 * n) @ times_P.double() for power in (1, 2)])
+        mean, square = (ground.shares.ranks.sum_(sums) / len(looked_at)).tolist()
+        deviation = max(square - mean**2, 0.0) ** 0.5
+        return float(mean + QUANTILE_99 * deviation / len(looked_at) ** 0.5)
+
+    @staticmethod
+    def _above_lists(place_P: Tensor, v_V: Tensor, table: NeighborTable, ground: GroundSet) -> Tensor:
+        """By how much the most similar sample exceeds the multiplier and its number in the list: float64 (P,)."""
+        rows_P, v_P = table.rows_V[place_P], v_V[place_P]
+        known_PN = v_P.float()[:, None].repeat(1, ground.num_samples)
+        similarity_PT = table.similarity_TV[:, place_P].T.float()
+        known_PN.scatter_(1, table.neighbor_TV[:, place_P].T.long(), torch.maximum(similarity_PT, v_P.float()[:, None]))
+        own_PD, more_P = ground.features(rows_P), torch.zeros_like(v_P)
+        for rows in ground.shares.slices_of(RankGroup()):
+            excess_P = (own_PD @ ground.features(rows).T - known_PN[:, rows]).amax(1)
+            more_P = torch.maximum(more_P, excess_P.double())
+        return more_P
 
     def _key(self, ground: GroundSet) -> tuple[str, int, str, float]:
         wanted = self.num_neighbors or min(

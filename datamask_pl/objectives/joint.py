@@ -229,6 +229,10 @@ class JointObjective:
             diagnostics |= {f"{term.name}/{name}": number for name, number in part.diagnostics.items()}
         return Expectation(value, torch.zeros_like(p_N) if gradient_N is None else gradient_N, diagnostics), term_values
 
+    def counting(self, scales: Tensor) -> list[tuple[Term, float]]:
+        """The terms that count, each with what its value is multiplied by."""
+        return [pair for pair in zip(self.terms, self._factors(scales).tolist(), strict=True) if pair[1] != 0.0]
+
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet, scales: Tensor) -> Tensor:
         """See `SupportsInteractions.interactions`; 0 for a sample and itself."""
         row_C = torch.arange(ground.num_samples, device=others.device)[rows]

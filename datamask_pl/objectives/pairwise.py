@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from datamask_pl.functional.bound import Plane
 from datamask_pl.functional.terms import pairwise
 from datamask_pl.functional.terms.quality import weigh_masks
 from datamask_pl.objectives import feature_sums
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
+from datamask_pl.objectives.bound_support import SupportsTangents
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.swap_support import SupportsInteractions
 
 
-class PairwiseSimilarity(ClosedFormObjective, SupportsInteractions):
+class PairwiseSimilarity(ClosedFormObjective, SupportsInteractions, SupportsTangents):
     """Minus the mean cosine between the members of the set. Exact in every estimator."""
 
     def value(self, masks_RN: Tensor, ground: GroundSet) -> Tensor:
@@ -43,6 +45,16 @@ class PairwiseSimilarity(ClosedFormObjective, SupportsInteractions):
         return pairwise.pairwise_interactions(
             ground.features(rows), ground.features(others), num_selected=ground.num_selected
         )
+
+    def tangent(self, p_N: Tensor, ground: GroundSet, *, sizes: tuple[int, int]) -> Plane:
+        """See `SupportsTangents.tangent`; the concave function is sum m |x|^2 - |sum m x|^2, per pair."""
+        sum_D = feature_sums.of_probabilities(p_N, ground)
+        norm_N = self._squared_norm(ground)
+        slope_N = ground.shares.map_over_slices(
+            lambda rows: pairwise.concave_gradient(ground.features(rows), norm_N[rows], sum_D, sizes=sizes)
+        )
+        # -|s|^2 has the tangent |s|^2 - 2 s . sum m x
+        return Plane(sum_D.square().sum() / pairwise.num_pairs(sizes[1]), slope_N)
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `ClosedFormObjective.size_slope`."""

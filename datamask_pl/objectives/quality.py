@@ -5,18 +5,24 @@ Shapes: R masks, N samples, C and O some of them.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
+from datamask_pl.functional.bound import Plane
 from datamask_pl.functional.kernels import take_rows
 from datamask_pl.functional.terms.quality import quality_value
 from datamask_pl.objectives.base import ClosedFormObjective, Expectation
+from datamask_pl.objectives.bound_support import SupportsTangents
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.swap_support import SupportsInteractions
 
 
-class Quality(ClosedFormObjective, SupportsInteractions):
+class Quality(ClosedFormObjective, SupportsInteractions, SupportsTangents):
     """Mean scaled quality of the set. Exact in every estimator."""
+
+    is_linear: ClassVar[bool] = True
 
     def interactions(self, rows: slice | Tensor, others: Tensor, ground: GroundSet) -> Tensor:
         """See `SupportsInteractions.interactions`."""
@@ -36,6 +42,11 @@ class Quality(ClosedFormObjective, SupportsInteractions):
         # where sizes are free, num_selected is of this p alone
         gradient_N = ground.shares.cached("quality_gradient", build) if ground.budget.is_size_fixed else build()
         return Expectation(p_N @ gradient_N, gradient_N)
+
+    def tangent(self, p_N: Tensor, ground: GroundSet, *, sizes: tuple[int, int]) -> Plane:
+        """See `SupportsTangents.tangent`."""
+        quality_N = ground.quality_N.double()
+        return Plane(quality_N.new_zeros(()), torch.maximum(quality_N / sizes[0], quality_N / sizes[1]))
 
     def size_slope(self, p_N: Tensor, found: Expectation, ground: GroundSet) -> Tensor | float:
         """See `ClosedFormObjective.size_slope`."""

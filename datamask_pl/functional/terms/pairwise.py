@@ -33,7 +33,7 @@ def pairwise_value(sums_RD: Tensor, squared_norms_R: Tensor, *, num_selected: in
     """
     if num_selected == 1:
         return torch.zeros_like(squared_norms_R)
-    return (squared_norms_R - sums_RD.square().sum(1)) / _num_pairs(num_selected)
+    return (squared_norms_R - sums_RD.square().sum(1)) / num_pairs(num_selected)
 
 
 def pairwise_gradient(
@@ -53,9 +53,25 @@ def pairwise_gradient(
     """
     if num_selected == 1:
         return features_CD.new_zeros(features_CD.shape[0])
-    factor = -2.0 / _num_pairs(num_selected)
+    factor = -2.0 / num_pairs(num_selected)
     own_C = (p_C * squared_norm_C).mul_(-factor).to(features_CD.dtype)
     return own_C.add_(features_CD @ (factor * sum_D).to(features_CD.dtype))
+
+
+def concave_gradient(features_CD: Tensor, squared_norm_C: Tensor, sum_D: Tensor, *, sizes: tuple[int, int]) -> Tensor:
+    """Slopes of a tangent above `pairwise_value`: |x_i|^2 / pairs(smallest) - 2 x_i . s / pairs(largest).
+
+    Args:
+        features_CD: float (C, D), unit rows.
+        squared_norm_C: float64 (C,), |x_i|^2.
+        sum_D: float64 (D,), s = sum p x over the whole ground set.
+        sizes: the smallest and the largest number of kept samples.
+
+    Returns:
+        float64 (C,).
+    """
+    products_C = features_CD @ (-2.0 / num_pairs(sizes[1]) * sum_D).to(features_CD.dtype)
+    return products_C.double() + squared_norm_C / num_pairs(sizes[0])
 
 
 def pairwise_interactions(features_CD: Tensor, others_OD: Tensor, *, num_selected: int) -> Tensor:
@@ -80,9 +96,9 @@ def relative_pairs_slope(size: float) -> float:
         >>> relative_pairs_slope(3), relative_pairs_slope(1.5)
         (0.8333333333333334, 0.0)
     """
-    return (2 * size - 1) / _num_pairs(size) if size >= 2 else 0.0
+    return (2 * size - 1) / num_pairs(size) if size >= 2 else 0.0
 
 
-def _num_pairs(size: float) -> float:
+def num_pairs(size: float) -> float:
     """Ordered pairs of different members. An expected size may be below 2: as many as 2 have, not one of none."""
     return max(size, 2) * (max(size, 2) - 1)
