@@ -20,6 +20,7 @@ from datamask_pl.learner.options import Method
 from datamask_pl.learner.state import BlockState
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
+from datamask_pl.objectives.quality import Quality
 
 # Third integers of seeds, next to the steps of a block.
 CALIBRATION, COMPARISON = 2**62, 2**62 + 1
@@ -28,7 +29,7 @@ NUM_CALIBRATION_MASKS = 64
 MAX_MASK_ELEMENTS = 2**24
 # A spread below this share of a term's size is rounding: the term is constant.
 RELATIVE_SPREAD = 1e-7
-# Above this share a term that is taken for constant may be none, which is warned of.
+# Quality above this share of its size varies, though it is taken for constant, which is warned of.
 WARNED_SPREAD = 1e-10
 
 
@@ -62,12 +63,12 @@ def calibrate(objective: JointObjective, ground: GroundSet, *, seed: int) -> Ten
     objective.check_finite(values, when="in calibration, before the first step")
     spread, size = values.std(dim=1, correction=1), values.abs().amax(1)
     is_varying = spread > RELATIVE_SPREAD * size
-    for term, is_term_varying, is_above_noise in zip(
-        objective.terms, is_varying.tolist(), (spread > WARNED_SPREAD * size).tolist(), strict=True
-    ):
-        if term.weight > 0 and is_above_noise and not is_term_varying:
+    for index, term in enumerate(objective.terms):
+        # other terms are made of float32 products: such a spread may be their rounding
+        is_dropped = isinstance(term.objective, Quality) and term.weight > 0 and not bool(is_varying[index])
+        if is_dropped and bool(spread[index] > WARNED_SPREAD * size[index]):
             warn(
-                f"model.calibrate: {term.name} is left out, since its spread over random masks is less than "
+                f"model.calibrate: {term.name} counts nothing, since its spread over random masks is less than "
                 f"{RELATIVE_SPREAD:g} of its size; scale it (data.quality_scaling), or set model.calibrate: false."
             )
     return torch.where(is_varying, spread, 0.0)

@@ -52,7 +52,7 @@ def test_within_costs_it_is_worth_its_start_and_the_top_quality(
 def test_a_term_that_is_left_out_for_its_small_spread_is_warned_of():
     quality_N = torch.tensor(np.random.default_rng(0).normal(1e5, 0.05, 200), dtype=torch.float32)
     features_ND = torch.tensor(np.random.default_rng(1).normal(size=(200, 4)), dtype=torch.float32)
-    with pytest.warns(DatamaskWarning, match=r"model\.calibrate: quality is left out"):
+    with pytest.warns(DatamaskWarning, match=r"model\.calibrate: quality counts nothing"):
         calibrate(
             JointObjective(quality_weight=0.5, diversity="pairwise"), GroundSet.of(features_ND, quality_N, 50), seed=0
         )
