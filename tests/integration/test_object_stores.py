@@ -145,7 +145,10 @@ def test_no_secret_is_in_what_is_written_or_printed(bucket, workplace, capfd):
         (("--data.path", f"s3://key:{SECRET}@bucket/shards"), "data.path: s3://bucket/shards was given with a user"),
         (("--data.path", "shards", "--mask.output", f"s3://bucket/m?token={SECRET}"), "mask.output: s3://bucket/m was"),
         (("--data.path", "shards", "--trainer.logger.save_dir", f"{BUCKET}/runs"), "save_dir must be a path on this"),
-        (("--data.path", "shards", "--trainer.default_root_dir", f"{BUCKET}/runs"), "root_dir must be a path on this"),
+        (
+            ("--data.path", "shards", "--trainer.logger", "false", "--trainer.default_root_dir", f"{BUCKET}/runs"),
+            "root_dir must be a path on this",
+        ),
         (("--data.path", "shards", "--ckpt_path", f"{BUCKET}/runs/a.ckpt"), "--ckpt_path must be a path on this"),
         (
             ("--data.path", "shards", "--mask.output", "sftp://host/mask"),
