@@ -140,6 +140,15 @@ def test_a_signal_while_it_waits_for_other_groups_does_nothing():
     assert not preemption.is_preempted
 
 
+@pytest.fixture
+def python_interrupt():
+    """Python's own handler of Ctrl-C, which a process started in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_interrupt")
 def test_ctrl_c_ends_the_run_after_its_step_and_what_was_reached_is_saved(args, capfd):
     with pytest.raises(SystemExit) as ended:
         fit(*args, "--run_name", "told", *told("SIGINT"))
@@ -153,6 +162,7 @@ def test_ctrl_c_ends_the_run_after_its_step_and_what_was_reached_is_saved(args, 
     assert_same_mask("runs/datamask/told", "runs/datamask/undisturbed", num_parts=3)
 
 
+@pytest.mark.usefixtures("python_interrupt")
 def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch):
     raised = []
     monkeypatch.setattr("datamask_pl.callbacks.preemption.signal.raise_signal", raised.append)
