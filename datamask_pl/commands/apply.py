@@ -22,6 +22,7 @@ from datamask_pl.io.paths import AnyPath, any_path, file_size, full_name, is_bel
 from datamask_pl.io.records import DAMAGES, decode, encode
 from datamask_pl.mask.filter import write_kept
 from datamask_pl.mask.join import Join, OnDuplicate, OnMissing, Selection, find_selection
+from datamask_pl.mask.limits import id_column_of
 from datamask_pl.mask.manifest import read_complete
 
 RECORD_NAME = "_apply.json"
@@ -35,7 +36,7 @@ def apply(
     output: str,
     *,
     complement: str | None = None,
-    id_column: str = "chunk_id",
+    id_column: str | None = None,
     join: Literal["auto", "row", "id"] = "auto",
     on_missing: Literal["error", "drop"] = "error",
     on_duplicate: Literal["error", "keep"] = "error",
@@ -59,7 +60,7 @@ def apply(
             is below the folder that its files share. If it was begun before, with the same mask and source, it is
             finished.
         complement: folder for the rows that are not kept, if they are wanted.
-        id_column: the source's column with the ids of the mask.
+        id_column: the source's column with the ids of the mask. Default: the one of the run.
         join: `row` matches by file and row number (needs the original files); `id` matches by id; `auto` uses `row` if
             file names, row counts and all kept ids agree with the mask, otherwise `id`.
         on_missing: with `join: id`, for rows whose id is not in the mask: `error`, or `drop` them.
@@ -69,7 +70,7 @@ def apply(
     Raises:
         ConfigError: If the mask is not finished, an option is out of range, or a folder for output holds something
             else or cannot be told from the source.
-        SchemaError: If the id column is missing where it is needed, or its type is not that of the mask's ids.
+        SchemaError: If the id column is missing, or its type is not that of the mask's ids.
         DataFileError: If a file is missing, cannot be read, or cannot be written.
         BadRowError: If ids are missing from the mask or not unique, and that is not allowed.
     """
@@ -81,6 +82,7 @@ def apply(
     folders = _output_folders(output, complement)
     folder = any_path("mask", mask)
     manifest = read_complete(folder)
+    id_column = id_column or id_column_of(manifest)
     sources = read_sources(source, id_column)
     check_outside(folders, source, [item.path for item in sources])
     selection = find_selection(

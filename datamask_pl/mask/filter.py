@@ -39,14 +39,23 @@ def write_kept(
     """
     with open_parquet(source.path) as parquet:
         schema, options = parquet.schema_arrow, _writer_options(parquet.metadata)
+        footer = _other_metadata(parquet)
     num_rows = int(keep_N.sum())
     with atomic_path(target) as temporary:
         with pq.ParquetWriter(temporary, schema, **options) as writer:
             for batches in _kept_batches(source, keep_N, advance):
                 table = pa.Table.from_batches(batches, schema)
                 writer.write_table(table, row_group_size=table.num_rows)
+            if footer:
+                writer.add_key_value_metadata(footer)
         num_bytes = temporary.stat().st_size
     return {"num_rows": num_rows, "num_bytes": num_bytes}
+
+
+def _other_metadata(parquet: pq.ParquetFile) -> dict[bytes, bytes]:
+    """Keys of the footer that the writer does not write with the schema, such as those of polars."""
+    written = {b"ARROW:schema", *(parquet.schema_arrow.metadata or {})}
+    return {key: value for key, value in (parquet.metadata.metadata or {}).items() if key not in written}
 
 
 def _kept_batches(

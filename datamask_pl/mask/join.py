@@ -41,7 +41,7 @@ class Selection:
     """
 
     keep: list[NDArray[np.bool_]]
-    joined_by: Literal["row", "row, ids not checked", "id"]
+    joined_by: Literal["row", "id"]
     num_absent: int = 0
 
 
@@ -92,6 +92,12 @@ def find_selection(
         SchemaError: If the id column is missing or of another type than the mask's ids.
         BadRowError: If ids are missing from the mask, or are not unique, and that is not allowed.
     """
+    for source in sources:
+        if source.num_rows and source.id_type is None:
+            raise SchemaError(
+                f"{source.name} has no column {id_column!r} to compare with the mask's ids; set id_column to the "
+                "column that holds them."
+            )
     reason = None
     if join != "id":
         try:
@@ -136,8 +142,6 @@ def _join_by_row(
     for source, span in zip(ordered, spans, strict=True):
         keep[source.relative_name][rows.row_K[span]] = True
     selection = [keep[source.relative_name] for source in sources]
-    if any(source.id_type is None for source in sources):
-        return Selection(selection, "row, ids not checked")
     with ThreadPoolExecutor(num_workers) as pool:
         list(pool.map(partial(_check_ids, rows=rows, id_column=id_column), ordered, spans))
     return Selection(selection, "row")

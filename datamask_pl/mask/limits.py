@@ -59,7 +59,7 @@ class MaskLimits:
             group_budget=settings.get("model.group_budget", "proportional"),
             keep_ids=data.get("keep_ids"),
             drop_ids=data.get("drop_ids"),
-            id_column=data.get("id_column", DEFAULT_ID_COLUMN),
+            id_column=id_column_of(manifest),
         )
 
     def written(self) -> MaskLimits:
@@ -74,3 +74,9 @@ class MaskLimits:
     def recorded_in(self, config: dict[str, Any] | None) -> dict[str, Any] | None:
         """The configuration of a run, with the limits of another mask made from its logits; None without one."""
         return None if config is None else {**config, _KEY: asdict(self)}
+
+
+def id_column_of(manifest: Manifest) -> str:
+    """The column in which the run found its ids."""
+    data = (manifest.config or {}).get("data") or {}
+    return str(data.get("id_column", DEFAULT_ID_COLUMN))

@@ -57,7 +57,7 @@ def test_files_without_a_row_between_them_are_refused_and_told_so(workplace, cap
 def test_a_mask_is_applied_to_them(data, join, capsys):
     fit("--data.path", "with", "--mask.output", "mask")
     main(["apply", "--mask", "mask", "--source", "with", "--output", "kept", "--join", join])
-    assert "not checked" not in capsys.readouterr().out
+    assert f"joined  by {join}\n" in capsys.readouterr().out
     assert {name for name in files_below(data / "kept") if not name.startswith("_")} == set(files_below(data / "with"))
     kept = [pq.read_table(data / f"kept/shard-{index}.parquet")["chunk_id"].to_pylist() for index in range(2)]
     assert [*kept[0], *kept[1]] == selected_ids(parts("mask"))[0]

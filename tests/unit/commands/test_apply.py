@@ -142,12 +142,26 @@ class TestJoin:
         assert case.ids() == [[5, 0], [7]]
         assert "joined  by id\n" in capsys.readouterr().out
 
-    def test_by_row_without_ids_says_that_they_were_not_checked(self, case, capsys):
+    @pytest.mark.parametrize("join", ["auto", "row", "id"])
+    def test_a_source_without_ids_is_refused(self, case, join):
         case.tables = [table.drop_columns("chunk_id") for table in case.tables]
         case.write_source()
+        with pytest.raises(SchemaError, match=r"a\.parquet has no column 'chunk_id' to compare with the mask's ids"):
+            case.apply(join=join)
+        assert not Path("out").exists()
+
+    def test_the_id_column_is_the_one_of_the_run(self, case, capsys):
+        path = Path(case.mask, "_manifest.json")
+        manifest = json.loads(path.read_text())
+        path.write_text(json.dumps({**manifest, "config": {"data": {"id_column": "url"}}}))
+        case.tables = [table.rename_columns(["url", "text"])[::-1] for table in case.tables]
+        case.write_source()
         case.apply()
-        assert pq.read_table("out/a.parquet")["text"].to_pylist() == ["text 0", "text 5"]
-        assert "joined  by row, ids not checked\n" in capsys.readouterr().out
+        assert [pq.read_table(f"out/{name}")["url"].to_pylist() for name in ("a.parquet", "sub/b.parquet")] == [
+            [5, 0],
+            [7],
+        ]
+        assert "joined  by id\n" in capsys.readouterr().out
 
     def test_bad_rows_that_the_run_left_out_are_not_kept(self, case):
         case.places = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 5), (1, 0), (1, 1), (1, 2), (1, 3)]
@@ -187,7 +201,7 @@ class TestJoin:
             SchemaError, match=r"column 'chunk_id' is int32 in .*x\.parquet and int64 in the mask \(joi"
         ):
             case.apply(case.write_source("texts", ("x.parquet", "y.parquet")))
-        with pytest.raises(SchemaError, match=r"x\.parquet has no column 'url' \(joined by id, for .* is only"):
+        with pytest.raises(SchemaError, match=r"x\.parquet has no column 'url' to compare"):
             case.apply("texts", id_column="url")
         assert not Path("out").exists()
 
@@ -257,6 +271,15 @@ class TestFiles:
             for index in range(3):
                 one, other = (file.metadata.row_group(0).column(index) for file in (before, after))
                 assert (one.compression, set(one.encodings)) == (other.compression, set(other.encodings))
+
+    def test_keys_of_the_footer_that_are_not_in_the_schema(self, case):
+        """Polars and others write keys next to ARROW:schema, which holds the keys of the schema alone."""
+        source = Path("data/a.parquet")
+        with pq.ParquetWriter(source, case.tables[0].schema) as writer:
+            writer.write_table(case.tables[0])
+            writer.add_key_value_metadata({"POLARS": "x"})
+        case.apply()
+        assert pq.read_metadata("out/a.parquet").metadata[b"POLARS"] == b"x"
 
     def test_the_second_time_nothing_is_done(self, case, capsys, monkeypatch):
         case.apply()

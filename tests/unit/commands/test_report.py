@@ -270,6 +270,13 @@ class TestFaults:
         line = self.fails(capsys, "--run", run, "--length_column", "tokens", "--metadata", "other.parquet")
         assert "metadata: the mask keeps none of the ids in these files" in line
 
+    def test_metadata_without_the_id_column_is_refused(self, run, workplace, capsys):
+        for index in range(2):
+            table = make_table(50, first_id=50 * index, tokens=pa.array(range(50))).drop_columns("chunk_id")
+            write(workplace / f"texts/{index}.parquet", table)
+        line = self.fails(capsys, "--run", run, "--length_column", "tokens", "--metadata", "texts")
+        assert "has no column 'chunk_id' to compare with the mask's ids" in line
+
     def test_without_matplotlib_it_says_what_to_install(self, run, capsys, monkeypatch):
         find_spec = importlib.util.find_spec
         monkeypatch.setattr(
