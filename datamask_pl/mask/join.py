@@ -94,10 +94,7 @@ def find_selection(
     """
     for source in sources:
         if source.num_rows and source.id_type is None:
-            raise SchemaError(
-                f"{source.name} has no column {id_column!r} to compare with the mask's ids; set id_column to the "
-                "column that holds them."
-            )
+            check_id_type(source, id_column, pa.null(), None)
     reason = None
     if join != "id":
         try:
@@ -390,7 +387,9 @@ def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, rea
     """Raises a SchemaError if a file has no ids of the mask's type; `reason` is why they are joined by id."""
     why = f" (joined by id, for {reason})" if reason else ""
     if source.id_type is None:
-        raise SchemaError(f"{source.name} has no column {id_column!r}{why}; set id_column to that of the ids.")
+        raise SchemaError(
+            f"{source.name} has no column {id_column!r} to compare with the mask's ids{why}; set id_column to that of the ids."
+        )
     if plain_type(source.id_type) != expected:
         raise SchemaError(
             f"column {id_column!r} is {source.id_type} in {source.name} and {expected} in the mask{why}; "
