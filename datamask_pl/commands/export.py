@@ -29,7 +29,7 @@ from datamask_pl.functional.budget import BudgetSpec
 from datamask_pl.functional.constraint import Constrained
 from datamask_pl.io.parquet import find_column, with_rows
 from datamask_pl.io.paths import AnyPath, any_path, full_name, list_names, redact
-from datamask_pl.mask.join import join_columns
+from datamask_pl.mask.columns import join_columns
 from datamask_pl.mask.limits import DEFAULT_ID_COLUMN, OF_RUN, MaskLimits
 from datamask_pl.mask.manifest import Manifest, part_schema, read_columns, read_complete
 from datamask_pl.mask.parts import BlockEntry, list_parts, part_name, read_part, write_table

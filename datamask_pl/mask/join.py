@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from datamask_pl.data.plan import common_folder
 from datamask_pl.data.shards import SourceFile, iterate_ids, plain, plain_type
 from datamask_pl.errors import BadRowError, ConfigError, SchemaError
-from datamask_pl.io.parquet import open_parquet, read_table
 from datamask_pl.io.paths import AnyPath
 from datamask_pl.mask.manifest import Manifest, part_schema, read_parts
 
@@ -325,57 +324,6 @@ def look_up(
         yield batch.column(0), _numbers(pc.fill_null(batch.column(1), -1))
 
 
-def join_columns(
-    folder: AnyPath, manifest: Manifest, sources: Sequence[SourceFile], names: Sequence[str], *, id_column: str
-) -> list[pa.Table]:
-    """Some columns of other files, for the samples of every part in their order.
-
-    Args:
-        folder: of the mask.
-        manifest: of the mask, which is complete.
-        sources: files with the mask's ids, among others; all have rows.
-        names: columns wanted.
-        id_column: the files' column that holds the ids.
-
-    Raises:
-        SchemaError: If the id column is missing, or of another type than the mask's ids.
-        BadRowError: If an id of the mask is not in the files, or there or in the mask several times.
-    """
-    id_type = plain_type(part_schema(folder).field("id").type)
-    for source in sources:
-        check_id_type(source, id_column, id_type, None)
-    chunks, lengths = [], []
-    for table in read_parts(folder, manifest, ["id"]):
-        chunks += [plain(chunk) for chunk in table["id"].chunks]
-        lengths.append(table.num_rows)
-    id_M = pa.concat_arrays([pa.array([], id_type), *chunks])
-    if len(id_M.unique()) < len(id_M):
-        raise BadRowError(
-            f"{folder}: {len(id_M) - len(id_M.unique())} ids repeat another; rows cannot be joined by id."
-        )
-    position_S = np.concatenate([position for _, position in look_up(sources, id_column, id_M)])
-    row_M = np.full(len(id_M), -1, dtype=np.int64)
-    known = np.flatnonzero(position_S >= 0)
-    row_M[position_S[known]] = known
-    if len(np.unique(position_S[known])) < len(known):
-        count_M = np.bincount(position_S[known], minlength=len(id_M))
-        first = id_M[int(count_M.argmax())].as_py()
-        raise BadRowError(f"source has id {first!r} {count_M.max()} times; give every sample once.")
-    if (row_M < 0).any():
-        first = id_M[int(np.flatnonzero(row_M < 0)[0])].as_py()
-        raise BadRowError(
-            f"source does not have id {first!r} of the mask, nor {int((row_M < 0).sum()) - 1} more of {len(id_M)}; "
-            "give all files."
-        )
-    tables = []
-    for source in sources:
-        with open_parquet(source.path) as parquet:
-            tables.append(read_table(parquet, source.name, list(names)))
-    joined = pa.concat_tables(tables, promote_options="permissive").take(pa.array(row_M))
-    starts = np.cumsum([0, *lengths])
-    return [joined.slice(start, length) for start, length in zip(starts, lengths, strict=False)]
-
-
 def _is_first(code_B: NDArray[np.int64]) -> NDArray[np.bool_]:
     """True where a number stands for the first time."""
     is_first_B = np.zeros(len(code_B), dtype=bool)
@@ -388,7 +336,8 @@ def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, rea
     why = f" (joined by id, for {reason})" if reason else ""
     if source.id_type is None:
         raise SchemaError(
-            f"{source.name} has no column {id_column!r} to compare with the mask's ids{why}; set id_column to that of the ids."
+            f"{source.name} has no column {id_column!r} to compare with the mask's ids{why}; set id_column to that of the "
+            "ids."
         )
     if plain_type(source.id_type) != expected:
         raise SchemaError(
