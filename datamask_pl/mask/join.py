@@ -336,8 +336,8 @@ def check_id_type(source: SourceFile, id_column: str, expected: pa.DataType, rea
     why = f" (joined by id, for {reason})" if reason else ""
     if source.id_type is None:
         raise SchemaError(
-            f"{source.name} has no column {id_column!r} to compare with the mask's ids{why}; set id_column to that of the "
-            "ids."
+            f"{source.name} has no column {id_column!r} to compare with the mask's ids{why}; set id_column to "
+            "that of the ids."
         )
     if plain_type(source.id_type) != expected:
         raise SchemaError(
