@@ -37,7 +37,7 @@ DEFLECTION = 1.5
 SMALLEST_PRICE, MAX_DOUBLINGS, NUM_HALVINGS = 2.0**-10, 40, 10
 # The step is halved after so many steps that lower the bound by less than this share of the gap.
 PATIENCE, LEAST_PROGRESS = 5, 1e-3
-SMALLEST_STEP = 2.0**-6
+SMALLEST_STEP = 2.0**-14
 
 
 @dataclass(frozen=True)

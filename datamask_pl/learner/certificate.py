@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from datamask_pl.functional.bound import DualSteps, LinearMaximum, Plane
+from datamask_pl.functional.bound import PATIENCE, DualSteps, LinearMaximum, Plane
 from datamask_pl.objectives.bound_support import SupportsService, SupportsTangents
 from datamask_pl.objectives.ground_set import GroundSet
 from datamask_pl.objectives.joint import JointObjective
@@ -174,7 +174,10 @@ class _Search:
     def run(self, max_steps: int | None) -> None:
         """Takes steps until the bound cannot be lowered any more, or not by much."""
         steps = self._curved_steps() if self._dual is None else self._dual_steps(self._dual)
-        for _ in itertools.islice(steps, max_steps or self._default_steps()):
+        num_steps = max_steps or self._default_steps()
+        if self._dual is not None:
+            self._dual.patience = max(PATIENCE, PATIENCE * num_steps // MAX_DUAL_STEPS)
+        for _ in itertools.islice(steps, num_steps):
             gap = self.bound - self.value
             is_over = self._dual is not None and self._dual.is_over
             if is_over or gap <= CLOSED * max(abs(self.value), 1.0) or self.bound - self._relaxed <= NEARLY * gap:
