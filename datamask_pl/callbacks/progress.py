@@ -23,10 +23,10 @@ from datamask_pl.distributed.strategy import BlockGroupStrategy
 from datamask_pl.distributed.world import world
 from datamask_pl.errors import program
 from datamask_pl.io.paths import AnyPath, redact
+from datamask_pl.mask.limits import DEFAULT_ID_COLUMN
 from datamask_pl.mask.manifest import Manifest
 from datamask_pl.mask.summary import COMPARED, describe_budgets, format_table, summarize
 
-DEFAULT_ID_COLUMN = "chunk_id"
 # Seconds between two drawings of the bar.
 DRAW_EVERY_S = 0.1
 PIP_REPORT = "pip install 'datamask_pl[report]' && "

@@ -205,8 +205,7 @@ class ServiceDual:
     """The planes above facility location, sum_j max_{i in S} s_ji, by the multipliers of this rank's samples.
 
     Args:
-        similarity_TV: float (T, V), not increasing along T; a list that does not hold all samples ends where `end_V`
-            says.
+        similarity_TV: float (T, V), not increasing along T.
         neighbor_TV: int32 (T, V).
         is_whole: True if the lists hold all samples, so that no pair is omitted.
         p_N: float64 (N,), inclusion probabilities near the best ones, where the multipliers begin.

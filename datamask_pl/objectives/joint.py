@@ -237,10 +237,9 @@ class JointObjective:
         """See `SupportsInteractions.interactions`; 0 for a sample and itself."""
         row_C = torch.arange(ground.num_samples, device=others.device)[rows]
         total_CO = torch.zeros((), device=others.device).expand(row_C.numel(), others.numel())
-        for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
-            if factor != 0.0:
-                assert isinstance(term.objective, SupportsInteractions)
-                total_CO = torch.add(total_CO, term.objective.interactions(rows, others, ground), alpha=factor)
+        for term, factor in self.counting(scales):
+            assert isinstance(term.objective, SupportsInteractions)
+            total_CO = torch.add(total_CO, term.objective.interactions(rows, others, ground), alpha=factor)
         return total_CO.masked_fill(row_C[:, None] == others, 0.0)
 
     def coverage(self, mask_N: Tensor, rows_P: Tensor, ground: GroundSet, scales: Tensor) -> CandidateCoverage:
@@ -254,9 +253,7 @@ class JointObjective:
         """
         entries = [torch.zeros(0, dtype=torch.int64)] * 2 + [torch.zeros(0, dtype=torch.float64)]
         alone_P = torch.zeros(rows_P.numel(), dtype=torch.float64, device=rows_P.device)
-        for term, factor in zip(self.terms, self._factors(scales).tolist(), strict=True):
-            if factor == 0.0:
-                continue
+        for term, factor in self.counting(scales):
             if isinstance(term.objective, SupportsCoverage):
                 *entries, worth_E = term.objective.coverage(mask_N, rows_P, ground)
                 entries.append(worth_E * factor)
